@@ -55,11 +55,8 @@ def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*given: Any) -> Any:
         for each in given:
-            if (
-                type(each) is not plain
-                and isinstance(each, plain)
-                and hasattr(each, "note_call")
-            ):
+            kind = type(each)
+            if kind is not plain and hasattr(kind, "note_call"):
                 return each.note_call(function, given)
         return function(*given)
 
@@ -76,11 +73,37 @@ def collective(function: Callable[..., Any]) -> Callable[..., Any]:
     return one_line(function)
 
 
+def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as :func:`one_line` does, which works on the host whatever the
+    module of its arrays, and reads values of inputs alone.
+
+    A compiled section on a device has no part on the host: there the function is called
+    before it.
+    """
+    function.is_on_host = True  # type: ignore[attr-defined]
+    function.reads_shapes = False  # type: ignore[attr-defined]
+    return one_line(function)
+
+
+def drawn_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as :func:`on_host` does, which reads no values, but the shape
+    and the module of its arrays.
+    """
+    function.is_on_host = True  # type: ignore[attr-defined]
+    function.reads_shapes = True  # type: ignore[attr-defined]
+    return one_line(function)
+
+
 def plain(array: Array) -> Array:
     """Return an array for inspection: a compiled step does not depend on the values
     that are read from it.
     """
     return getattr(array, "plain", array)
+
+
+def number(array: Array) -> Any:
+    """Return the only element of an array as a number of Python's, for inspection."""
+    return to_numpy(plain(array)).item()
 
 
 def is_array(value: object) -> bool:
@@ -459,7 +482,7 @@ def index_add(target: Array, index: Any, values: Array) -> None:
         target[...] = array_module(target).asarray(host)
 
 
-@one_line
+@drawn_on_host
 def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -> Array:
     """Return random numbers from [0, 1) in float32, of the shape and module of
     ``like``, that depend on ``key`` alone.
@@ -590,7 +613,7 @@ def values(array: Array) -> np.ndarray:
     """
     if hasattr(array, "note_call") and array.trace is not None:
         array.trace.spoil("reads a value")
-        return array.plain
+        return to_numpy(array.plain)
     return to_numpy(array)
 
 

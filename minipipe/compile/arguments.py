@@ -12,8 +12,12 @@ have passed on, and the gradients that come back for its own::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.stage_program import StageProgram
 from minipipe.execution.samples import Cut
 
@@ -28,6 +32,8 @@ class Arguments:
     ----------
     num_slices : int
         Of a sequence.
+    xp : module
+        Of the arrays.
 
     Attributes
     ----------
@@ -41,8 +47,8 @@ class Arguments:
         The stages that have given a weight gradient.
     """
 
-    def __init__(self, num_slices: int) -> None:
-        self._num_slices = num_slices
+    def __init__(self, num_slices: int, xp: ModuleType = np) -> None:
+        self._num_slices, self._is_in_numpy = num_slices, xp is np
         self.inputs: dict[Place, str] = {}
         self.gradients: dict[Place, str] = {}
         self.results: dict[Place, list[str]] = {}
@@ -59,7 +65,10 @@ class Arguments:
             yield f"    {', '.join(names)}, = {given}.whole.arrays"
             whole = parts.whole.replicated
             for k, rows in enumerate(parts.rows):
-                own = [f"{name}[{rows.start}:{rows.stop}]" for name in names]
+                where = f"{rows.start}:{rows.stop}"
+                if not self._is_in_numpy:  # the array API asks for all axes
+                    where += ", ..."
+                own = [f"{name}[{where}]" for name in names]
                 own = [name if i in whole else own[i] for i, name in enumerate(names)]
                 self._batch[letter, k] = own
             return
@@ -72,12 +81,15 @@ class Arguments:
         self, program: StageProgram, section: str, k: int, out: Sequence[str]
     ) -> str:
         """Return the call of a section, which writes into some arrays."""
-        arguments = [
-            out[int(parameter[3:])]
-            if parameter.startswith("out")
-            else self.of(parameter, program, k)
-            for parameter in program.sections.parameters[section]
-        ]
+        arguments = []
+        for parameter in program.sections.parameters[section]:
+            if parameter.startswith("out"):
+                arguments.append(out[int(parameter[3:])])
+            elif parameter == "prepared":
+                before = preparation_of(section)
+                arguments.append(self.call(program, before, k, out))
+            else:
+                arguments.append(self.of(parameter, program, k))
         return f"{program.name_of(section)}({', '.join(arguments)})"
 
     def of(self, parameter: str, program: StageProgram, k: int) -> str:
@@ -132,4 +144,5 @@ class Arguments:
                 if total == "None":
                     came[i] = part
                 elif part not in ("None", total):
-                    yield f"add({total}, {part}, {total})"
+                    in_numpy = f"add({total}, {part}, {total})"
+                    yield in_numpy if self._is_in_numpy else f"{total}[...] += {part}"

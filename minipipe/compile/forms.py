@@ -13,43 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import is_half
+from minipipe.autograd.backend import is_array, is_boolean, is_half, numpy_dtype
 from minipipe.autograd.memory import buffer_of
+from minipipe.compile.dialect import new_strides, strides_of
 from minipipe.compile.lines import Form
 
 Trace = Any
 """The trace of an array (``trace.py``, which imports this file)."""
 
-# Each element of the result has one right value, which follows from the elements at
-# its place: whatever path NumPy takes, the bits are the same.
-_EXACT = """
-    add subtract multiply divide negative positive absolute fabs maximum minimum sqrt
-    square sign floor ceil rint trunc equal not_equal less less_equal greater
-    greater_equal logical_and logical_or logical_not logical_xor bitwise_and bitwise_or
-    bitwise_xor invert isnan isinf isfinite copysign
-"""
-_IS_EXACT = {getattr(np, name) for name in _EXACT.split()}
 _BY_NAME = {np.maximum, np.minimum}  # NumPy 2.4 warns of a third argument by position
-# Functions whose result's shape depends on the shapes of their arguments alone.
-_STATIC = """
-    concat stack where max min amax amin sum mean clip take take_along_axis broadcast_to
-    permute_dims transpose matrix_transpose swapaxes expand_dims squeeze tril triu dot
-    astype cumsum reshape zeros_like ones_like pad split
-"""
-STATIC = {getattr(np, name) for name in _STATIC.split()}
-# Those with an argument ``out``, which NumPy computes there in the same order.
-_WITH_OUT = {np.concat, np.stack, np.clip}
-_REDUCTIONS = {np.max, np.min, np.amax, np.amin, np.sum, np.mean, np.cumsum}
 
 
-class Traced(np.ndarray):
+class Traced:
     """An array whose calls a trace notes; without one, NumPy made it unnoticed."""
 
-    __array_priority__ = 1e6
     trace: Any = None
     name: str = ""
     plain: Any = None
     is_number: bool = False  # NumPy made it as a scalar, which nothing changes in place
+
+
+class TracedInNumPy(Traced, np.ndarray):
+    """A traced array of NumPy's: operations take for it the paths of NumPy's arrays."""
+
+    __array_priority__ = 1e6
 
 
 def traced_in(values: Any) -> Iterator[Traced]:
@@ -67,41 +54,41 @@ def plain_of(value: Any) -> Any:
     if isinstance(value, Traced):
         if value.trace is not None:
             return value.plain
+        assert isinstance(value, np.ndarray)  # others always have a trace
         return np.ndarray.view(value, np.ndarray)
     if type(value) in (tuple, list):
         return type(value)(map(plain_of, value))
     return value
 
 
-def kept(form: Form, made: Any, given: tuple[Any, ...]) -> Form:
+def kept(trace: Trace, form: Form, made: Any, given: tuple[Any, ...]) -> Form:
     """Return a form without the one into an array, if no such array can be made."""
-    if form.into is None:
-        return form
-    is_owner = type(made) is np.ndarray and not any(
+    if form.into is None or not trace.dialect.has_out:
+        return Form(form.text)
+    is_owner = trace.is_plain(made) and not any(
         buffer_of(made) is buffer_of(each.plain) for each in traced_in(given)
     )
-    if is_owner and made.strides == _strides_of(made.shape, made.itemsize):
+    if is_owner and made.strides == new_strides(made.shape, made.itemsize):
         return form
     is_dense = is_owner and form.is_exact and _is_dense(made)
     return form if is_dense else Form(form.text)
 
 
-def _strides_of(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return the strides of a new array in C order."""
-    return np.empty(shape, f"V{size}").strides
-
-
-def _is_dense(array: np.ndarray) -> bool:
+def _is_dense(array: Any) -> bool:
     """Return whether another order of its axes makes it a new array in C order."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     turned = array.transpose(order)
-    return turned.strides == _strides_of(turned.shape, array.itemsize)
+    return turned.strides == new_strides(turned.shape, array.itemsize)
 
 
 def with_out(trace: Trace, ufunc: Any, given: str, text: str) -> Form:
-    """Return the form of a ufunc of one result."""
-    into = f"{trace.callable(ufunc)}({given}, {'out=' * (ufunc in _BY_NAME)}{{out}})"
-    return Form(text, into, ufunc in _IS_EXACT)
+    """Return the form of a ufunc of one result; None stands for a module without."""
+    if ufunc is None:
+        return Form(text)
+    # Products of other modules take no third argument by position, either.
+    is_by_name = ufunc in _BY_NAME or not trace.dialect.is_numpy
+    into = f"{trace.callable(ufunc)}({given}, {'out=' * is_by_name}{{out}})"
+    return Form(text, into, ufunc in trace.dialect.exact)
 
 
 def written_ufunc(
@@ -130,7 +117,8 @@ def written_ufunc(
 def reduced(text: str, array: Any) -> Form:
     """Return the form of a sum and the like, whose order depends on the strides."""
     plain = plain_of(array)
-    is_plain = plain.strides == _strides_of(plain.shape, plain.itemsize)
+    size = numpy_dtype(plain.dtype).itemsize
+    is_plain = strides_of(plain) == new_strides(plain.shape, size)
     is_plain = is_plain and not is_half(plain.dtype)  # whose sums are rounded once
     return Form(text, f"{text[:-1]}, out={{out}})" if is_plain else None)
 
@@ -139,25 +127,31 @@ def written_function(
     trace: Trace, function: Any, given: tuple[Any, ...], options: dict[str, Any]
 ) -> Form:
     """Return the form of a call of one of the functions that are listed here."""
-    if function is np.dot and len(given) == 2 and isinstance(given[0], np.ndarray):
+    dialect, xp = trace.dialect, trace.dialect.xp
+    is_dot = function is getattr(xp, "dot", None)
+    if is_dot and len(given) == 2 and is_array(given[0]):
         return product(trace, *given)  # a call less, the same product
     text = f"{trace.callable(function)}({arguments(trace, given, options)})"
-    if function in _REDUCTIONS and given:
+    if function in dialect.reductions and given:
         return reduced(text, given[0])
     is_simple = len(given) == 2 and not options
-    if function is np.reshape and is_simple:
+    if function is xp.reshape and is_simple:
         return reshaped(trace, given[0], text)
-    if function is np.astype and is_simple:
+    if function is getattr(xp, "astype", None) and is_simple:
         return Form(text, copied(trace, given[0]))
-    if function is np.where and getattr(given[0], "dtype", None) == np.dtype(bool):
+    if function is xp.where and dialect.has_out and _is_mask(given[0]):
         mask, chosen, other = map(trace.written, given)
-        trace.callable(np.copyto)
+        trace.callable(xp.copyto)
         into = f"copyto({{out}}, {other})\ncopyto({{out}}, {chosen}, where={mask})"
         return Form(text, into)
     is_whole = all(each is not None for each in given) and "dtype" not in options
-    if function in _WITH_OUT and is_whole:
+    if function in dialect.with_out and is_whole:
         return Form(text, f"{text[:-1]}, out={{out}})")
     return Form(text)
+
+
+def _is_mask(value: Any) -> bool:
+    return is_array(value) and is_boolean(value.dtype)
 
 
 def copied(trace: Trace, array: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -95,10 +96,12 @@ class Seeds:
     ----------
     dtypes : mapping of int to dtype
         Of the losses, by microbatch.
+    xp : module, optional
+        Of the losses; NumPy by default.
     """
 
-    def __init__(self, dtypes: Mapping[int, Any]) -> None:
-        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
+    def __init__(self, dtypes: Mapping[int, Any], xp: ModuleType = np) -> None:
+        self._seeds = {k: xp.empty((), dtype=dtype) for k, dtype in dtypes.items()}
         self._given = dict(self._seeds)
         self._last: tuple[list[float], float] = [], 0.0
 
@@ -109,6 +112,7 @@ class Seeds:
             for k, seed in self._seeds.items():
                 seed[...] = objective.shares[k] * objective.scale
                 # one number with another takes NumPy a tenth of the time of an array
-                self._given[k] = seed[()] if seed.dtype in _PLAIN else seed
+                if isinstance(seed, np.ndarray) and seed.dtype in _PLAIN:
+                    self._given[k] = seed[()]
             self._last = now
         return self._given

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
@@ -167,11 +168,12 @@ class Attributes:
         for each in type(value).__mro__:
             named = getattr(each, "__slots__", ())
             slots += [name for name in named if hasattr(value, name)]
-        if slots or isinstance(value, np.ndarray):  # no live view of names and values
+        is_array = backend.is_array(value)
+        if slots or is_array:  # no live view of names and values
             self._is_quick = False
-        if isinstance(value, np.ndarray):
-            digest = blake2b(value.tobytes()).digest()
-            return value.dtype, value.shape, value.strides, digest
+        if is_array:
+            digest = blake2b(backend.to_numpy(value).tobytes()).digest()
+            return (*form_of_array(value), digest)
         if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
             kind = type(value).__name__
             raise Undescribed(f"holds a {kind}, which may change unnoticed")

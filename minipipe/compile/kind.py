@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.compile.lines import Variable
 from minipipe.compile.offloads import Kept
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import Key
@@ -127,22 +126,33 @@ class KindProgram:
     def run(self, section: str, held: Held) -> list[Any]:
         """Run a section of a microbatch; return its results, None if there is none."""
         call = self._calls[section]
-        arrays = [layout and np.empty(*layout) for layout in call.results]
+        dialect = self.recorded.trace.dialect
+        arrays = [layout and dialect.empty(*layout) for layout in call.results]
         given: list[Any] = []
         for name, letters, number in call.parameters:
             if letters == "slot":
                 given.append(held.slot)
             elif letters == "out":
                 given.append(arrays[number])
+            elif letters == "prepared":
+                given.append(self._prepared(section, held))
             else:
                 given.append(held.value(name))
         found = call.function(*given)
         numbers = iter(found if isinstance(found, tuple) else (found,))
         for i in call.returned:
-            arrays[i] = np.asarray(next(numbers))
+            arrays[i] = backend.as_array(next(numbers))
         if section == self._last:
             self._free.append(held.slot)
         return arrays
+
+    def _prepared(self, section: str, held: Held) -> Any:
+        """Return what the host does before a section; None if it does nothing."""
+        name = preparation_of(section)
+        if name not in self._functions:
+            return None
+        names = self._sections.parameters[name]
+        return self._functions[name](*map(held.value, names))
 
     def begin_row(self) -> None:
         """Take back the slots of microbatches that a row with an error has left."""
@@ -163,7 +173,8 @@ class KindProgram:
         for i, gradient in enumerate(gradients):
             own = None if gradient is None else backend.contiguous(gradient)
             held.arrays[f"g{i}"] = own
-            given.append(None if own is None else (own.shape, own.dtype))
+            dtype = None if own is None else backend.numpy_dtype(own.dtype)
+            given.append(None if own is None else (own.shape, dtype))
             made = variables[f"g{i}"] if f"g{i}" in self._awaited else None
             expected.append(None if made is None else (made.shape, made.dtype))
         if given != expected:

@@ -144,7 +144,7 @@ class Layout:
         """Name a view after its array, unless another one has the name."""
         places, line = self.places, step.line
         is_lasting = places.is_made_once(step) or places.is_of_inputs(variable)
-        if not is_lasting or not line.reads:
+        if not is_lasting or len(line.reads) != 1:
             return False
         (base,) = line.reads
         shown = self.name(places.root(base), step.section)
@@ -182,8 +182,10 @@ class Layout:
         found: dict[str, None] = {}
         places = self.places
         for step in places.steps[number]:
-            if not places.is_made_once(step):
-                line = step.line
+            line = step.line
+            if line.is_on_host:
+                found |= dict.fromkeys(line.makes)
+            elif not places.is_made_once(step):
                 found |= dict.fromkeys((*line.makes, *line.reads, *line.changes))
         results = places.trace.results[places.sections[number]]
         found |= dict.fromkeys(name for name in results if name != "None")

@@ -51,6 +51,8 @@ class Line(NamedTuple):
         The leaf to whose gradient the line adds the variable that it reads.
     layer : int or None
         In which layer of the outermost sequence it was noted.
+    is_on_host : bool
+        Whether it computes on the host for arrays elsewhere, before its section.
     """
 
     form: Form
@@ -61,6 +63,7 @@ class Line(NamedTuple):
     has_effect: bool = False
     leaf: int | None = None
     layer: int | None = None
+    is_on_host: bool = False
 
     @property
     def makes_one(self) -> bool:

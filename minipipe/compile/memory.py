@@ -17,19 +17,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.comm.channel import ReceiveChannel, SendChannel
+from minipipe.compile.dialect import dialect_of
 from minipipe.execution.executor import Executor, Route
 from minipipe.schedules.action import SEND_B, SEND_F, Action, B, F, I
 from minipipe.schedules.analysis.dependencies import Direction
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-Layout = tuple[tuple[int, ...], Any]
-"""The shape and the dtype of an array."""
+Layout = tuple[tuple[int, ...], Any, ModuleType]
+"""The shape, the dtype and the module of an array."""
 
 
 class Use(NamedTuple):
@@ -50,7 +52,7 @@ def uses_of(
     Parameters
     ----------
     lines : sequence of str
-    layouts : mapping of str to (tuple of int, dtype)
+    layouts : mapping of str to (tuple of int, dtype, module)
         By name of an array.
     sent : mapping of str to sequence of str
         By name of an array that is sent, the received arrays after which it has been
@@ -64,7 +66,7 @@ def uses_of(
     ...     "send_out1_0.start()",
     ... ]
     >>> lines += ["receive_g1_0.wait()", "backward(x1_0_0, g1_0_0)", "pass"]
-    >>> layouts = dict.fromkeys(["x1_0_0", "out1_0_0"], ((2,), float))
+    >>> layouts = dict.fromkeys(["x1_0_0", "out1_0_0"], ((2,), float, np))
     >>> for use in uses_of(lines, layouts, {"out1_0_0": ["g1_0_0"]}):
     ...     print(*use)
     x1_0_0 0 4
@@ -119,7 +121,7 @@ class RowMemory:
     ----------
     lines : sequence of str
         The function of the row.
-    layouts : mapping of str to (tuple of int, dtype)
+    layouts : mapping of str to (tuple of int, dtype, module)
         By name, the results of its sections.
     channels : mapping of str to SendChannel or ReceiveChannel
         By name; ``send_x1_0`` has the array ``x1_0_0``.
@@ -148,7 +150,7 @@ class RowMemory:
         self._layouts = dict(layouts)
         for array, channel in self._channels.items():
             if type(channel) in (SendChannel, ReceiveChannel):
-                self._layouts[array] = channel.array.shape, channel.array.dtype
+                self._layouts[array] = channel.array.shape, channel.array.dtype, np
             else:  # a persistent request, which has memory of its own
                 self._layouts.pop(array, None)
         by_layout: dict[Layout, list[Use]] = {}
@@ -183,7 +185,8 @@ class RowMemory:
         """
         found: dict[str, Array] = {}
         for slot in self._slots:
-            array = np.empty(*self._layouts[slot[0].name])
+            shape, dtype, xp = self._layouts[slot[0].name]
+            array = dialect_of(xp).empty(shape, dtype)
             for use in slot:
                 found[use.name] = array
                 if use.name in self._channels:

@@ -1,7 +1,7 @@
-"""Operations of traced arrays: they compute as NumPy's arrays do, and note the line.
+"""Operations of traced arrays: they compute as plain arrays do, and note the line.
 
 Every attribute of ``numpy.ndarray`` is noted, harmless, or breaks the trace: no method
-reads a value unnoticed.
+reads a value unnoticed. ``elsewhere.py`` gives arrays of other modules the same ones.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.autograd.backend import is_array
+from minipipe.compile.dialect import VIEWS
 from minipipe.compile.forms import (
-    STATIC,
     Trace,
     Traced,
+    TracedInNumPy,
     arguments,
     copied,
     in_brackets,
@@ -34,32 +36,34 @@ from minipipe.compile.lines import Form, Untraceable
 Write = Callable[[Trace], Form]
 
 
-def _noted(
+def noted(
     write: Write,
     compute: Callable[[], Any],
     given: tuple[Any, ...],
     changed: tuple[Any, ...] = (),
-    has_effect: bool = False,
+    **how: bool,
 ) -> Any:
     """Compute, and note the line of ``write``; only compute if the trace is broken."""
     trace = next((each.trace for each in traced_in(given)), None)
-    if trace is None or trace.reason is not None:
+    if trace is None:
         return compute()
+    if trace.reason is not None:
+        return trace.unnoted(compute())
     try:
         form = write(trace)  # before computing: a constant may be changed later
     except Untraceable as error:
         trace.spoil(str(error))
-        return compute()
+        return trace.unnoted(compute())
     made = compute()
     try:
         if any(not isinstance(each, Traced) or each.is_number for each in changed):
             raise Untraceable("changes an array in place that was made outside of it")
         if not changed:
-            form = kept(form, made, given)
-        return trace.note(form, made, given, changed, has_effect)
+            form = kept(trace, form, made, given)
+        return trace.note(form, made, given, changed, **how)
     except Untraceable as error:
         trace.spoil(str(error))
-        return made
+        return trace.unnoted(made)
 
 
 _METHODS = """
@@ -124,13 +128,13 @@ class _Noting:
             return getattr(ufunc, method)(*plain_of(given), **plain)
 
         read = (*given, *out, *options.values())
-        return _noted(write, compute, read, tuple(out))
+        return noted(write, compute, read, tuple(out))
 
     def __array_function__(
         self, function: Any, types: Any, given: Any, options: Any
     ) -> Any:
         def write(trace: Trace) -> Form:
-            is_listed = function in STATIC and "out" not in options
+            is_listed = function in trace.dialect.static and "out" not in options
             if not is_listed or (function is np.where and len(given) != 3):
                 raise Untraceable(f"calls numpy.{function.__name__}")
             return written_function(trace, function, given, options)
@@ -142,7 +146,7 @@ class _Noting:
         read = (*given, *options.values())
         if function in (np.zeros_like, np.ones_like):
             return _noted_filling(function, given, options, compute)
-        return _noted(write, compute, read)
+        return noted(write, compute, read)
 
     @staticmethod
     def note_call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -152,7 +156,7 @@ class _Noting:
             return Form(f"{trace.callable(function)}({arguments(trace, given, {})})")
 
         is_collective = getattr(function, "is_collective", False)
-        return _noted(
+        return noted(
             write, lambda: function(*plain_of(given)), given, has_effect=is_collective
         )
 
@@ -160,7 +164,10 @@ class _Noting:
         def write(trace: Trace) -> Form:
             return Form(f"{trace.written(self)}[{trace.item(key)}]")
 
-        return _noted(write, lambda: plain_of(self)[plain_of(key)], (self, key))
+        def compute() -> Any:
+            return plain_of(self)[plain_of(key)]
+
+        return noted(write, compute, (self, key), may_view=True)
 
     def __setitem__(self: Any, key: Any, value: Any) -> None:
         def write(trace: Trace) -> Form:
@@ -171,7 +178,7 @@ class _Noting:
         def compute() -> None:
             plain_of(self)[plain_of(key)] = plain_of(value)
 
-        _noted(write, compute, (self, key, value), (self,))
+        noted(write, compute, (self, key, value), (self,))
 
     def __iter__(self: Any) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -202,7 +209,7 @@ def _noted_filling(
     except Untraceable as error:
         trace.spoil(str(error))
         return compute()
-    return trace.note(kept(form, made[0], ()), made[0], ())
+    return trace.note(kept(trace, form, made[0], ()), made[0], ())
 
 
 def _operator(
@@ -218,12 +225,12 @@ def _operator(
             text = f"{in_brackets(a)} {symbol} {b}"
             if ufunc is None:
                 return Form(text)
-            return with_out(trace, ufunc, f"{a}, {b}", text)
+            return with_out(trace, trace.dialect.ufunc(ufunc), f"{a}, {b}", text)
 
         def compute() -> Any:
             return function(plain_of(left), plain_of(right))
 
-        return _noted(write, compute, (left, right))
+        return noted(write, compute, (left, right))
 
     return method
 
@@ -235,14 +242,15 @@ def _in_place(name: str, symbol: str, ufunc: Any) -> Callable[..., Any]:
         def write(trace: Trace) -> Form:
             a, b = trace.written(self), trace.written(other)
             text = f"{a} {symbol}= {b}"
-            if ufunc is None:
+            function = ufunc and trace.dialect.ufunc(ufunc)
+            if function is None:
                 return Form(text)
-            return Form(text, f"{trace.callable(ufunc)}({a}, {b}, {a})")
+            return Form(text, f"{trace.callable(function)}({a}, {b}, {a})")
 
         def compute() -> Any:
             return function(plain_of(self), plain_of(other))
 
-        return _noted(write, compute, (self, other), (self,))
+        return noted(write, compute, (self, other), (self,))
 
     return method
 
@@ -253,9 +261,10 @@ def _sign(name: str, symbol: str, ufunc: Any) -> Callable[[Traced], Any]:
     def method(self: Any) -> Any:
         def write(trace: Trace) -> Form:
             array = trace.written(self)
-            return with_out(trace, ufunc, array, f"{symbol}{array}")
+            text = f"{symbol}{array}"
+            return with_out(trace, trace.dialect.ufunc(ufunc), array, text)
 
-        return _noted(write, lambda: function(plain_of(self)), (self,))
+        return noted(write, lambda: function(plain_of(self)), (self,))
 
     return method
 
@@ -264,7 +273,7 @@ def _method(name: str) -> Callable[..., Any]:
     def method(self: Any, *given: Any, **options: Any) -> Any:
         def write(trace: Trace) -> Form:
             more = given[2 if name == "clip" else 1 :]
-            if "out" in options or any(isinstance(each, np.ndarray) for each in more):
+            if "out" in options or any(map(is_array, more)):
                 raise Untraceable(f"lets {name} write into an array")
             call = f"{trace.written(self)}.{name}"
             text = f"{call}({arguments(trace, given, options)})"
@@ -286,7 +295,8 @@ def _method(name: str) -> Callable[..., Any]:
             plain = {key: plain_of(value) for key, value in options.items()}
             return getattr(plain_of(self), name)(*plain_of(given), **plain)
 
-        return _noted(write, compute, (self, *given, *options.values()))
+        read = (self, *given, *options.values())
+        return noted(write, compute, read, may_view=name in VIEWS)
 
     return method
 
@@ -296,7 +306,9 @@ def _view(name: str) -> property:
         def write(trace: Trace) -> Form:
             return Form(f"{trace.written(self)}.{name}")
 
-        return _noted(write, lambda: getattr(plain_of(self), name), (self,))
+        return noted(
+            write, lambda: getattr(plain_of(self), name), (self,), may_view=True
+        )
 
     return property(view)
 
@@ -312,8 +324,8 @@ def _spoiling(name: str) -> Any:
     return property(read)
 
 
-def attach() -> None:
-    """Give the class every attribute of an array: noted, harmless, or a break."""
+def operations() -> dict[str, Any]:
+    """Return the noting operations of all traced arrays, by the name of the method."""
     made: dict[str, Any] = {"T": _view("T"), "mT": _view("mT")}
     made |= {name: _method(name) for name in _METHODS.split()}
     for name, (symbol, ufunc) in _SYMBOLS.items():
@@ -324,9 +336,23 @@ def attach() -> None:
         made[f"__{name}__"] = _operator(name, symbol, ufunc)
     for name, (symbol, ufunc) in _SIGNS.items():
         made[f"__{name}__"] = _sign(name, symbol, ufunc)
+    for name in ("__getitem__", "__setitem__", "__iter__"):
+        made[name] = getattr(_Noting, name)
+    return made
+
+
+LOOKS = frozenset(_LOOKS.split())
+"""Attributes of arrays that do not depend on the values."""
+
+
+def attach() -> None:
+    """Give NumPy's traced arrays every attribute of an array: noted, harmless, or a
+    break.
+    """
+    made = operations()
     for name, value in vars(_Noting).items():
         if callable(value) or isinstance(value, staticmethod):
             made[name] = value
-    looks = {*_LOOKS.split(), *vars(Traced)}
+    looks = {*LOOKS, *vars(Traced), *vars(TracedInNumPy)}
     for name in {*dir(np.ndarray), "note_call"} - looks:
-        setattr(Traced, name, made.get(name) or _spoiling(name))
+        setattr(TracedInNumPy, name, made.get(name) or _spoiling(name))

@@ -249,7 +249,8 @@ class Places:
         found, position = [], 0
         for number, section in enumerate(self.sections):
             steps = []
-            for line in lines[section]:
+            # Lines on the host come first: they read inputs alone.
+            for line in sorted(lines[section], key=lambda line: not line.is_on_host):
                 steps.append(Step(line, number, position))
                 position += 1
             found.append(steps)
@@ -316,7 +317,7 @@ class Places:
 
     def _folded(self) -> set[str]:
         """Return the variables that depend on no value."""
-        folded: set[str] = set()
+        folded = {name for name in self.trace.variables if name[0] == "c"}
         for step in self.all_steps:
             line = step.line
             has_effect = line.has_effect or line.changes or step.leaf is not None
@@ -341,6 +342,8 @@ class Places:
             (name,) = line.makes
             variable = self.trace.variables[name]
             is_owner = variable.is_fresh and not variable.is_number
+            if variable.shape == () and not self.trace.dialect.is_numpy:
+                is_owner = not self.uses[name].is_result  # it is returned
             if is_owner and name not in barred:
                 self._add_to_cell(name, variable, step)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from minipipe.autograd.backend import is_half
 from minipipe.compile.layout import SMALL, Layout, Names
+from minipipe.compile.lines import Line
 from minipipe.compile.outlining import conditional, merged, outlined
 from minipipe.compile.places import Step, num_bytes
 from minipipe.compile.statements import Statement, listed, substituted, written
@@ -37,10 +38,15 @@ class Printer:
     source : str
     parameters : tuple of str
         The names of the parameters of the function.
+    preparation : str
+        The source of a function of what the host does before; empty without any. The
+        function gets its result as the parameter ``prepared``.
+    parameters_of_preparation : tuple of str
     """
 
     def __init__(self, layout: Layout, number: int, is_static: bool) -> None:
         self._layout, self._places = layout, layout.places
+        self._has_out = layout.places.trace.dialect.has_out
         self._number, self._is_static = number, is_static
         self._names = Names(layout, number)
         self._slots: set[int] = set()
@@ -48,7 +54,7 @@ class Printer:
         self._freed = self._last_reads()
         section = self._places.sections[number]
         views = dict.fromkeys(self._views_of_inputs())
-        head = [*self._unpacked(), *self._parameters_read()]
+        head = [*self._prepared(), *self._unpacked(), *self._parameters_read()]
         head += [Statement(text) for text in views]
         for step in self._places.steps[number]:
             self._write(step)
@@ -63,6 +69,15 @@ class Printer:
         texts = merged([written(each.text) for each in [*head, *body]])
         decorator = f"{_QUIETLY}\n" if self._is_half() else ""
         self.source = f"{decorator}{function(name, self.parameters, texts)}\n"
+        self.parameters_of_preparation = self._parameters_of_preparation()
+        self.preparation = self._preparation()
+
+    @property
+    def _is_on_device(self) -> bool:
+        """Whether the section may be captured once, in any step, and launched again:
+        then nothing that it reads may go.
+        """
+        return self._has_out and not self._places.trace.dialect.is_numpy
 
     def _is_half(self) -> bool:
         """Return whether gradients may overflow, which a loss scale expects."""
@@ -84,6 +99,7 @@ class Printer:
         return (
             *(f"slot{i}" for i in sorted(self._slots)),
             *["first"] * has_conditions,
+            *["prepared"] * bool(self._host_lines()),
             *["key"] * ("key" in needed),
             *found,
             *outs,
@@ -99,6 +115,41 @@ class Printer:
     def _is_array(self, name: str) -> bool:
         """Return whether a result has axes, and so is written and not returned."""
         return name != "None" and self._places.trace.variables[name].shape != ()
+
+    # -- what the host does before -----------------------------------------------------
+
+    def _host_lines(self) -> list[Line]:
+        steps = self._places.steps[self._number]
+        return [step.line for step in steps if step.line.is_on_host]
+
+    def _names_of_preparation(self) -> list[str]:
+        makes = (name for line in self._host_lines() for name in line.makes)
+        return [self._names[name] for name in makes]
+
+    def _prepared(self) -> Iterator[Statement]:
+        """Yield the statement that takes what the host has made."""
+        names = self._names_of_preparation()
+        if names:
+            yield Statement(f"{listed(names)} = prepared", tuple(names))
+
+    def _parameters_of_preparation(self) -> tuple[str, ...]:
+        reads = {name for line in self._host_lines() for name in line.reads}
+        return tuple(sorted(reads, key=lambda name: ("kxg".index(name[0]), name)))
+
+    def _preparation(self) -> str:
+        lines, names = self._host_lines(), self._names_of_preparation()
+        if not lines:
+            return ""
+        texts = [
+            written(_named(line.left + line.form.text, self._names)) for line in lines
+        ]
+        texts += [written(f"return {listed(names)}")] * bool(names)
+        name = self._layout.function(preparation_of(self._section))
+        return f"{function(name, self.parameters_of_preparation, texts)}\n"
+
+    @property
+    def _section(self) -> str:
+        return self._places.sections[self._number]
 
     # -- head and end ------------------------------------------------------------------
 
@@ -120,7 +171,7 @@ class Printer:
                 self._slots.add(i)
                 read = [name if name in needed else "_" for name in names]
                 yield Statement(f"{listed(read)} = {stash}")
-            if number == last:
+            if number == last and not self._is_on_device:
                 yield Statement(f"{stash} = None")
 
     def _parameters_read(self) -> Iterator[Statement]:
@@ -192,6 +243,8 @@ class Printer:
             self._write_contribution(line.leaf, step)
         elif step.leaf is not None:
             self._write_fused(step.leaf, step)
+        elif line.is_on_host:
+            return  # it is done before
         elif places.is_made_once(step) or any(map(places.is_of_inputs, line.makes)):
             return  # it is made elsewhere
         elif line.makes_one and line.makes[0] in places.cells:
@@ -240,10 +293,14 @@ class Printer:
         if self._is_static:
             own = f"{{{self._names[f'd{leaf}']}}}"
             first, later = f"{own}[...] = {name}", f"add({own}, {name}, {own})"
+            if not self._has_out:
+                later = f"{own}[...] += {name}"
             self._contribute(leaf, first, later, step)
             return
         own = f"{{{self._names[f'l{leaf}']}}}.grad"
         first, more = f"{name}.copy()", f"add({own}, {name}, {own})"
+        if not self._has_out:
+            first, more = f"copied({name})", f"{own} + {name}"
         if self._places.trace.variables[variable].is_number:
             first, more = f"asarray({name})", f"asarray({own} + {name})"
         self._add(f"{own} = {first} if {own} is None else {more}")
@@ -258,6 +315,11 @@ class Printer:
 
     def _add(self, text: str, makes: tuple[str, ...] = ()) -> None:
         self._parts += [Statement(line, makes) for line in text.splitlines()]
+
+
+def preparation_of(section: str) -> str:
+    """Return the name of what the host does before a section."""
+    return f"prepare_{section}"
 
 
 def _named(template: str, names: Names) -> str:

@@ -8,7 +8,7 @@ three send the same messages, so each rank decides alone.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -20,7 +20,8 @@ from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
-from minipipe.compile.guards import JoinedAttributes, Same
+from minipipe.compile.guards import Attributes, JoinedAttributes, Same
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
 from minipipe.compile.row import SECTIONS, Row, memory_of
@@ -243,15 +244,9 @@ class CompiledRow:
             earlier = self.sources.get(part.stage)
             self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
-        objective = executor.batch.objective
-        last = executor.program.num_stages - 1
-        is_compiled = any(part.stage == last for part in parts)
-        has_loss = is_compiled and objective.has_loss
-        attributes = [guard.attributes for guard in self._guards]
-        if has_loss:
-            attributes.append(attributes_of_loss(objective.loss))
-        self._attributes = JoinedAttributes(attributes)
-        names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
+        self._attributes = JoinedAttributes(self._attributes_of(executor))
+        seeds = Seeds(row.losses, executor.xp)
+        names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
         self.given = GivenGradients()
         names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
@@ -270,6 +265,14 @@ class CompiledRow:
             if not message.is_send:
                 self._receives.append((message.channel, message.route.value))
                 self.keys |= {message.names.get(f"key_{message.value}")} - {None}
+
+    def _attributes_of(self, executor: Executor) -> Iterator[Attributes]:
+        """Yield the attributes of the compiled layers, and of the loss among them."""
+        for guard in self._guards:
+            yield guard.attributes
+        last, objective = executor.program.num_stages - 1, executor.batch.objective
+        if objective.has_loss and any(part.stage == last for part in self._parts):
+            yield attributes_of_loss(objective.loss)
 
     @property
     def recorders(self) -> dict[int, Recorder]:
@@ -358,7 +361,9 @@ class CompiledRow:
             raise
         except Exception as error:
             called, values = place_of(error, self._schedule)
-            if any(called == part.name_of("forward") for part in self._parts):
+            sections = ("forward", preparation_of("forward"))
+            forwards = {p.name_of(section) for p in self._parts for section in sections}
+            if called in forwards:
                 values = {**self._namespace, **values}
                 received = partial(self._received, values)
                 compute_again(executor, received, partial(self._pass_on, values))

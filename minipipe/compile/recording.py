@@ -163,9 +163,11 @@ class Recorder:
         return recorded
 
     def _reason_against_parameters(self) -> str:
-        for owner in self.owners:
-            if type(owner.data) is not np.ndarray:
-                return "its parameters are not NumPy arrays"
+        modules = {backend.array_module(owner.data) for owner in self.owners}
+        if len(modules) > 1:
+            return "its parameters are arrays of several modules"
+        if any(not _is_listed(owner.data) for owner in self.owners):
+            return "its parameters are of a class of arrays of its own"
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -296,12 +298,17 @@ class Recorder:
         module = self._stage.module
         names = [type(layer).__name__ for layer in module.layers]
         layers = dict(enumerate(names, module.first_layer))
-        trace = Trace(key_of(place.seed, place.step, place.microbatch), layers)
+        owned = [owner.data for owner in self.owners]
+        modules = {backend.array_module(array) for array in [*owned, *arrays]}
+        xp = backend.array_module(arrays[0]) if arrays else np
+        trace = Trace(key_of(place.seed, place.step, place.microbatch), layers, xp)
         form = Form.of(received)
         recorded = Recorded(trace, microbatch, len(received.arrays), form)
         for i, use in enumerate(self.uses):
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
-        if any(type(a) is not np.ndarray for a in arrays):
+        if len(modules) > 1:
+            trace.spoil("gets arrays of another module than its parameters")
+        if any(not _is_listed(a) for a in arrays):
             trace.spoil("gets arrays that are not NumPy's own")
         return recorded
 
@@ -358,7 +365,9 @@ class Recorder:
         arrays = [held.seed] if gradient is None else gradient.arrays
         count, k = len(arrays), recorded.microbatch
         arrays = [*arrays, *self.passed.gradients(k)]
-        arrays = [None if a is None else backend.contiguous(a) for a in arrays]
+        # A seed of another module than NumPy comes from the traced one.
+        plain = map(backend.plain, arrays)
+        arrays = [None if a is None else backend.contiguous(a) for a in plain]
         with self._tracing(recorded, section, arrays, "g") as given:
             self.passed.take(k, given[count:])
             if gradient is None:
@@ -406,6 +415,11 @@ class Recorder:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
         return list(map(recorded.trace.returned, arrays))
+
+
+def _is_listed(array: Array) -> bool:
+    """Return whether an array is of another module, or of NumPy's own class."""
+    return type(array) is np.ndarray or not isinstance(array, np.ndarray)
 
 
 def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:

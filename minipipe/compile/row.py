@@ -13,6 +13,7 @@ Every other instruction calls the handler that runs it in an eager step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class Row:
         self._last_stage = executor.program.num_stages - 1
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self.losses: dict[int, Any] = {}
-        self.arguments = Arguments(executor.program.num_slices)
+        self.arguments = Arguments(executor.program.num_slices, executor.xp)
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
         self.messages: dict[str, Message] = {}
@@ -99,9 +100,22 @@ class Row:
             "Receipt": Receipt,
             "new": tuple.__new__,
             "packed_step": packed_step,
-            "asarray": np.asarray,
+            "asarray": backend.as_array,
             "add": backend.quietly(np.add),  # halves, whose sum may be infinite
         }
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of the rank."""
+        return self._executor.xp
+
+    @property
+    def _is_in_numpy(self) -> bool:
+        return self.xp is np
+
+    def _is_plain(self, form: Form | None) -> bool:
+        """Return whether a value is one array of NumPy's that travels as it is."""
+        return self._is_in_numpy and form is not None and form.is_plain
 
     def lines(self) -> list[str]:
         """Return the lines of the function `schedule`."""
@@ -191,19 +205,19 @@ class Row:
         is_local = not self._local.isdisjoint(out)
         if is_local or self._is_output(program, binding.action):
             assert result is not None
-            yield f"{', '.join(out)}, = {self._form(result)}.new()"
+            yield f"{', '.join(out)}, = {self._form(result)}.new(rank.xp)"
         further = self._further(program, section, k)
         results = [*(out or ["None"] * recorded.num_inputs), *further]
         if is_forward:
             self.arguments.results[stage, k] = results
             self.arguments.passed[stage, k] = further
         call = self.arguments.call(program, section, k, results)
-        is_sent = own in self._sends and result is not None and result.is_plain
+        is_sent = own in self._sends and self._is_plain(result)
         if is_sent and not is_local:
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_forward and result is None:
-            yield f"losses[{k}] = {call}.item()"
+            yield f"losses[{k}] = {self._number(call)}"
             self.losses[k] = recorded.loss_dtype
         else:
             yield from _assigned(out, result, call)
@@ -214,6 +228,10 @@ class Row:
             self._state[own], self._form_by_value[own] = "arrays", result
         yield from self._behind_section(position, binding, section)
         yield from self._left_for_user(program, binding.action, out)
+
+    def _number(self, call: str) -> str:
+        """Return what reads the number that a section returns."""
+        return f"{call}.item()" if self._is_in_numpy else f"float({call})"
 
     def _is_output(self, program: StageProgram, action: Action) -> bool:
         """Return whether an action gives outputs for the user."""
@@ -336,8 +354,8 @@ class Row:
         value = binding.takes[0]
         if f"{variable_of(value)}_0" in self._local:
             return False
-        return (
-            self._state.get(value) == "arrays" and self._form_by_value[value].is_plain
+        return self._state.get(value) == "arrays" and self._is_plain(
+            self._form_by_value[value]
         )
 
     def _plain_form(self, action: Action) -> Form | None:
@@ -349,7 +367,7 @@ class Row:
         if program is None or (is_forward and program.takes_away("x")):
             return None
         form = program.recorded.received if is_forward else program.recorded.came
-        return form if form is not None and form.is_plain else None
+        return form if self._is_plain(form) else None
 
     def _message(self, binding: Binding, form: Form) -> Message:
         """Return the message of a SEND or a RECV."""
@@ -475,7 +493,7 @@ def memory_of(row: Row) -> RowMemory:
     for name, form in row.forms.items():
         for own, shape, dtype in zip(form.names(name), form.shapes, form.dtypes):
             if shape is not None:
-                layouts[own] = shape, dtype
+                layouts[own] = shape, dtype, row.xp
     channels = {name: each.channel for name, each in row.messages.items()}
     return RowMemory(lines, layouts, channels, row.read_after())
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from types import CodeType
 from typing import Any
@@ -30,14 +31,16 @@ from weakref import finalize
 
 import numpy as np
 
+from minipipe.autograd.backend import Array, copy
+from minipipe.compile.dialect import Dialect, dialect_of
 from minipipe.compile.layout import Layout
 from minipipe.compile.places import Places
-from minipipe.compile.printing import Printer
+from minipipe.compile.printing import Printer, preparation_of
 from minipipe.compile.trace import Trace
 
 Functions = dict[str, Callable[..., Any]]
 
-_FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty", "errstate")
+_FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty")
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -52,13 +55,20 @@ class Pool:
     """
 
     def __init__(self, num_bytes: int = 0) -> None:
-        self._memory = _aligned(num_bytes)
+        self._num_bytes = num_bytes
+        self._memory: dict[Dialect, Array] = {}
 
-    def memory(self, num_bytes: int) -> np.ndarray:
-        """Return that many bytes or more."""
-        if self._memory.nbytes < num_bytes:
-            self._memory = _aligned(num_bytes)
-        return self._memory
+    def memory(self, num_bytes: int, dialect: Dialect | None = None) -> Array:
+        """Return that many bytes or more, of NumPy by default."""
+        dialect = dialect_of(np) if dialect is None else dialect
+        memory = self._memory.get(dialect)
+        if memory is None or memory.nbytes < num_bytes:
+            size = max(num_bytes, self._num_bytes)
+            memory = (
+                _aligned(size) if dialect.is_numpy else dialect.empty((size,), "u1")
+            )
+            self._memory[dialect] = memory
+        return memory
 
 
 class Sections:
@@ -93,7 +103,9 @@ class Sections:
     parameters : dict of str to tuple of str
         By section, what its function takes by position: ``slot{i}`` the number of a
         slot of class i; ``first``, whether this is the stage's first contribution to
-        its weight gradients in the step; ``key`` of the random numbers; inputs
+        its weight gradients in the step; ``prepared``, what a function ``prepare_…``
+        has returned, which works on the host for other modules than NumPy, and is
+        listed here as well; ``key`` of the random numbers; inputs
         ``x{i}``, gradients ``g{i}``; arrays ``out{i}`` for the results, in C order;
         ``y{i}``, what was ``out{i}`` of the forward.
     temporary_bytes : int
@@ -132,21 +144,22 @@ class Sections:
         sections = places.sections
         printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
         self.has_leaves = not is_static
-        functions = "\n\n".join(each.source for each in printed)
+        sources = [text for each in printed for text in (each.preparation, each.source)]
+        functions = "\n\n".join(filter(None, sources))
         blocks = "\n\n".join(each.block for each in printed if each.block)
         self._block_names = [each.block_name for each in printed if each.block]
         self.source = "\n\n".join(filter(None, [blocks, functions]))
         self.arrays = self._layout.source()
-        self.parameters = {
-            section: each.parameters for section, each in zip(sections, printed)
-        }
+        self.parameters = _parameters(sections, printed)
+        self.dialect = trace.dialect
         self.lifetimes = [
             (sections[first], sections[last]) for first, last in self._layout.lifetimes
         ]
         self.temporary_bytes = places.temporary_bytes
         self.constants = places.constants
         self._functions = dict(trace.functions)
-        self._dtypes = {v.dtype.name: v.dtype.type for v in trace.variables.values()}
+        dtypes = (variable.dtype for variable in trace.variables.values())
+        self._dtypes = {each.name: trace.dialect.dtype(each) for each in dtypes}
         file = f"<stage {stage}, {next(_numbers)}>"
         self._code_of_blocks = _compiled(blocks, f"<blocks of {file[1:]}", self)
         self._code = _compiled(functions, file, self)
@@ -171,24 +184,23 @@ class Sections:
             By class of ``lifetimes``, how many microbatches are in flight.
         pool : Pool
         """
-        memory = pool.memory(self.temporary_bytes)
-
-        def temporary(offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-            return np.ndarray(shape, dtype, memory, offset)
-
         namespace: dict[str, Any] = {
-            **{name: getattr(np, name) for name in _FUNCTIONS},
+            **self._functions_of_module(),
             **self._functions,
             **self._dtypes,
             **self.constants,
             "numpy": np,
-            "temporary": temporary,
+            "errstate": np.errstate,
+            "copied": copy,
             "__name__": __name__,  # for filters of warnings
         }
         of_parameters = "owner" if self._reads else "p"
         namespace |= {f"{of_parameters}{i}": each for i, each in enumerate(arrays)}
         of_gradients = "l" if self.has_leaves else "d"
         namespace |= {f"{of_gradients}{i}": each for i, each in enumerate(gradients)}
+        if self.temporary_bytes:
+            memory = pool.memory(self.temporary_bytes, self.dialect)
+            namespace["temporary"] = partial(self.dialect.in_memory, memory)
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
         blocks = dict(namespace)  # functions are no globals of theirs: no cycle
@@ -200,6 +212,11 @@ class Sections:
             section: namespace.pop(self._layout.function(section))
             for section in self.parameters
         }
+
+    def _functions_of_module(self) -> dict[str, Any]:
+        """Return the functions that lines call besides the recorded ones."""
+        xp = self.dialect.xp
+        return {name: getattr(xp, name) for name in _FUNCTIONS if hasattr(xp, name)}
 
     def _make_slots(self, namespace: dict[str, Any], num_slots: Sequence[int]) -> None:
         for i, num in enumerate(num_slots):
@@ -226,6 +243,18 @@ class Sections:
         layout = self._layout
         sections = [layout.places.sections[i] for i in layout.kept[lifetime]]
         return [*map(slot.get, sections), *[None] * bool(layout.stashes[lifetime])]
+
+
+def _parameters(
+    sections: Sequence[str], printed: Sequence[Printer]
+) -> dict[str, tuple[str, ...]]:
+    """Return the parameters of functions, by section or preparation of one."""
+    found = {}
+    for section, each in zip(sections, printed):
+        found[section] = each.parameters
+        if each.preparation:
+            found[preparation_of(section)] = each.parameters_of_preparation
+    return found
 
 
 def _compiled(source: str, file: str, owner: object) -> CodeType:

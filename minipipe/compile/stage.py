@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
@@ -141,8 +140,8 @@ class CompiledStage:
             self._stage.forward_with_loss(microbatch, received, objective)
             raise
         loss = results[0]
-        share = objective.note(microbatch, loss.item())  # type: ignore[attr-defined]
-        held.arrays["g0"] = np.full((), share, loss.dtype)
+        share = objective.note(microbatch, backend.number(loss))  # type: ignore[attr-defined]
+        held.arrays["g0"] = backend.filled((), share, loss)
         return self._kept(held, results)
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:

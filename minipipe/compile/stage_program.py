@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minipipe.compile.memory import Use, slots_of
+from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
 from minipipe.compile.value_form import Form
 from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
@@ -67,7 +68,10 @@ class StageProgram:
         """The inputs and results of its forward that later sections read."""
         parameters = self.sections.parameters
         names = [
-            p for each in parameters if each != "forward" for p in parameters[each]
+            name
+            for section, own in parameters.items()
+            if section not in ("forward", preparation_of("forward"))
+            for name in own
         ]
         return [name for name in dict.fromkeys(names) if name[0] in "xy"]
 

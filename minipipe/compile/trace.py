@@ -1,7 +1,8 @@
-"""A trace: arrays that compute as NumPy's do, and note each call as a line.
+"""A trace: arrays that compute as plain ones do, and note each call as a line.
 
-A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs
-and the functions of NumPy compute on the plain array, and the trace notes the call::
+A :class:`Traced` array has a name: an ``ndarray`` of a subclass, or a wrapper of an
+array of another module (``elsewhere.py``). Its operators, methods and the functions of
+its module compute on the plain array, and the trace notes the call::
 
     result = a.data.dot(w)        v0 = x0.dot(p0)         or   x0.dot(p0, v0)
     result += bias                v0 += p1                or   add(v0, p1, v0)
@@ -20,17 +21,27 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from itertools import count
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import as_array
+from minipipe.autograd.backend import (
+    array_module,
+    as_array,
+    copy,
+    is_array,
+    is_boolean,
+    numpy_dtype,
+    to_numpy,
+)
 from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import Key, current_place
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.compile.forms import Traced, plain_of, traced_in
+from minipipe.compile.dialect import dialect_of, strides_of
+from minipipe.compile.elsewhere import Namespace, TracedElsewhere
+from minipipe.compile.forms import Traced, TracedInNumPy, plain_of, traced_in
 from minipipe.compile.lines import Form, Line, Untraceable, Variable
 from minipipe.compile.noting import attach
 from minipipe.nn.module import Module
@@ -50,9 +61,15 @@ class Trace:
         That of the random numbers of this microbatch.
     layers : mapping of int to str, optional
         The names of layers by their numbers, for the reason.
+    xp : module, optional
+        Of its arrays; NumPy by default.
 
     Attributes
     ----------
+    dialect : Dialect
+        Of the module.
+    namespace : module
+        The module for traced arrays: its functions note their calls.
     sections : dict of str to list of Line
     results : dict of str to tuple of str
         By section, the names of its results; ``"None"`` if it has none.
@@ -83,8 +100,15 @@ class Trace:
     (3.0, 'it reads a value, by float')
     """
 
-    def __init__(self, key: Key, layers: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        key: Key,
+        layers: Mapping[int, str] | None = None,
+        xp: ModuleType = np,
+    ) -> None:
         self.key = key
+        self.dialect = dialect_of(xp)
+        self.namespace = xp if xp is np else Namespace(self)
         self._layers = dict(layers or {})
         self.sections: dict[str, list[Line]] = {}
         self.results: dict[str, tuple[str, ...]] = {}
@@ -113,19 +137,49 @@ class Trace:
 
     def named(self, name: str, array: Any, root: str | None = None) -> Traced:
         """Return a plain array, traced under a name."""
-        plain = np.asarray(array)
+        plain = np.asarray(array) if self.dialect.is_numpy else array
         self.variables[name] = Variable(
             root=name if root is None else root,
             shape=plain.shape,
-            dtype=plain.dtype,
-            strides=plain.strides,
-            is_number=not isinstance(array, np.ndarray),
+            dtype=numpy_dtype(plain.dtype),
+            strides=strides_of(plain),
+            is_number=self.dialect.is_numpy and not isinstance(array, np.ndarray),
             is_fresh=root is None and array is plain,
         )
-        traced = plain.view(Traced)
+        traced = self._wrapped(plain)
         traced.trace, traced.name, traced.plain = self, name, plain
         traced.is_number = self.variables[name].is_number
         return traced
+
+    def _wrapped(self, plain: Any) -> Traced:
+        if self.dialect.is_numpy:
+            return plain.view(TracedInNumPy)
+        return TracedElsewhere()
+
+    def is_plain(self, value: Any) -> bool:
+        """Return whether a value is an array of the module, and no number."""
+        if self.dialect.is_numpy:
+            return type(value) is np.ndarray
+        return not isinstance(value, np.ndarray) and is_array(value)
+
+    def unnoted(self, made: Any) -> Any:
+        """Return what a broken trace computes: of another module than NumPy arrays that
+        meet traced ones, which its own functions would refuse.
+        """
+        if self.dialect.is_numpy or isinstance(made, Traced):
+            return made
+        if isinstance(made, tuple | list):
+            return type(made)(map(self.unnoted, made))
+        if not self.is_plain(made):
+            return made
+        traced = TracedElsewhere()
+        traced.trace, traced.plain = self, made
+        return traced
+
+    @property
+    def inputs_now(self) -> tuple[str, ...]:
+        """The names of the inputs of this section."""
+        return self.inputs[self._section]
 
     def returned(self, array: Any) -> Any:
         """Note that this section returns an array; return it, plain."""
@@ -160,8 +214,26 @@ class Trace:
         given: tuple[Any, ...],
         changed: tuple[Any, ...] = (),
         has_effect: bool = False,
+        may_view: bool = False,
+        is_on_host: bool = False,
     ) -> Any:
-        """Note a line, and return its result, traced."""
+        """Note a line, and return its result, traced.
+
+        Parameters
+        ----------
+        form : Form
+        made : object
+            The result of the call, plain.
+        given, changed : tuple
+            What it read, and the arrays that it changed.
+        has_effect : bool
+            Whether the line counts although nothing reads its result.
+        may_view : bool
+            Whether the result may lie in the memory of an argument, if the module's
+            arrays do not tell.
+        is_on_host : bool
+            See :class:`Line`.
+        """
         reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
         changes = tuple(each.name for each in changed)
         if any(self.variables[name].root[0] not in "v" for name in changes):
@@ -170,7 +242,7 @@ class Trace:
         values = made
         if single:
             values = [] if made is None else [made]
-        results = [self._result(value, given, single) for value in values]
+        results = [self._result(value, given, single, may_view) for value in values]
         makes = tuple(name for _, name in results if name)
         has_effect = has_effect or (made is None and not changes)
         if makes or changes or has_effect:
@@ -179,23 +251,27 @@ class Trace:
                 names = [f"{{{name}}}" if name else "_" for _, name in results]
                 left = f"{', '.join(names)}{',' * (not single and len(names) == 1)} = "
             layer = current_place().layer
-            line = Line(form, left, makes, reads, changes, has_effect, None, layer)
+            effect = has_effect, None, layer, is_on_host
+            line = Line(form, left, makes, reads, changes, *effect)
             self.sections[self._section].append(line)
         if made is None:
             return None
         found = [result for result, _ in results]
         return found[0] if single else type(made)(found)
 
-    def _result(self, value: Any, given: tuple[Any, ...], single: bool) -> Any:
+    def _result(
+        self, value: Any, given: tuple[Any, ...], single: bool, may_view: bool
+    ) -> Any:
         """Return a result, traced, and its name; no name if it is known already."""
         if type(value) is int and not single:  # it follows from shapes alone
             return value, ""
-        if not isinstance(value, np.ndarray | np.generic):
+        is_number = self.dialect.is_numpy and isinstance(value, np.generic)
+        if not is_number and not is_array(value):
             raise Untraceable("reads a value")
         for each in traced_in(given):
             if each.plain is value:
                 return each, ""
-        result = self._new(value, given)
+        result = self._new(value, given, may_view)
         return result, result.name
 
     def note_contribution(self, leaf: int, contribution: Traced) -> None:
@@ -204,10 +280,10 @@ class Trace:
         line = Line(Form(""), "", (), (name,), (), True, leaf, current_place().layer)
         self.sections[self._section].append(line)
 
-    def _new(self, array: Any, given: tuple[Any, ...]) -> Traced:
+    def _new(self, array: Any, given: tuple[Any, ...], may_view: bool) -> Traced:
         name, self._num_variables = f"v{self._num_variables}", self._num_variables + 1
         root = None
-        if isinstance(array, np.ndarray) and array.base is not None:
+        if getattr(array, "base", None) is not None:
             owner = buffer_of(array)
             roots = (
                 self.variables[each.name].root
@@ -215,6 +291,9 @@ class Trace:
                 if buffer_of(each.plain) is owner
             )
             root = next(roots, None)
+        elif may_view and not self.dialect.has_out:  # its arrays know no base
+            first = next(traced_in(given), None)
+            root = None if first is None else self.variables[first.name].root
         return self.named(name, array, root)
 
     def written(self, value: Any) -> str:
@@ -245,6 +324,11 @@ class Trace:
             return f"slice({', '.join(map(self.written, parts))})"
         if value is np:
             return "numpy"
+        if isinstance(value, Namespace) or value is self.dialect.xp:
+            return self.callable(self.dialect.xp)
+        if (name := self.dialect.dtype_name(value)) is not None:
+            self.functions[name] = getattr(self.dialect.xp, name)
+            return name
         if isinstance(value, type) and (
             issubclass(value, np.generic) or value in (bool, int, float)
         ):
@@ -252,6 +336,12 @@ class Trace:
         if isinstance(value, np.dtype) and value == np.dtype(value.type):
             return self.callable(value.type)
         return self._constant(value)
+
+    def constant(self, made: Any) -> Any:
+        """Return what a function has made of no traced array, as a traced constant."""
+        if self.reason is not None or not self.is_plain(made):
+            return self.unnoted(made)
+        return self.named(self._constant(made).strip("{}"), made)
 
     def _written_key(self, key: Key) -> str:
         own = self.key
@@ -273,6 +363,9 @@ class Trace:
             key = type(value), id(value)
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
+        elif self.is_plain(value):
+            own = type(value), str(value.dtype), value.shape, strides_of(value)
+            key = *own, to_numpy(value).tobytes()
         else:
             raise Untraceable(f"calls NumPy with a {type(value).__name__}")
         name = f"c{len(self.constants)}"
@@ -280,7 +373,8 @@ class Trace:
 
     def callable(self, function: Any) -> str:
         """Return the name under which lines call a function."""
-        name = own = function.__name__.lstrip("_")
+        name = self.dialect.names.get(function) or function.__name__.lstrip("_")
+        own = name
         for number in count(2):
             if self.functions.setdefault(own, function) is function:
                 break
@@ -307,7 +401,7 @@ class Trace:
 
 
 def _depends_on_values(part: Any) -> bool:
-    return isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b"
+    return isinstance(part, list) or (hasattr(part, "dtype") and is_boolean(part.dtype))
 
 
 _CONVERSIONS = {
@@ -397,9 +491,9 @@ def have_changed(trace: Trace) -> bool:
     True
     """
     return any(
-        value.tobytes() != key[-1]
+        to_numpy(value).tobytes() != key[-1]
         for key, (_, value) in trace.constants.items()
-        if isinstance(value, np.ndarray)
+        if is_array(value) and hasattr(value, "dtype")
     )
 
 
@@ -434,7 +528,7 @@ class NotingLeaf(Leaf):
         """Add a contribution to the leaf itself, in the order of the walk."""
         trace = self._trace
         if isinstance(self.leaf, HalfLeaf):
-            contribution = as_array(contribution, np.float32)
+            contribution = as_array(contribution, array_module(contribution).float32)
         if trace.reason is None:
             if isinstance(contribution, Traced) and contribution.trace is trace:
                 trace.note_contribution(self._number, contribution)
@@ -443,4 +537,4 @@ class NotingLeaf(Leaf):
                     "returns a gradient that does not come from its result, "
                     "or came past the trace"
                 )
-        self.leaf.add(np.array(plain_of(contribution), order="C"), walk)
+        self.leaf.add(copy(plain_of(contribution)), walk)

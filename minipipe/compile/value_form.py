@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.compile.arrivals import OtherForm
+from minipipe.compile.dialect import dialect_of
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
 
@@ -50,10 +52,10 @@ class Form(NamedTuple):
             (True,) * len(variables),
         )
 
-    def new(self) -> list[Any]:
+    def new(self, xp: ModuleType = np) -> list[Any]:
         """Return new arrays of this form."""
         return [
-            None if shape is None else np.empty(shape, dtype)
+            None if shape is None else dialect_of(xp).empty(shape, dtype)
             for shape, dtype in zip(self.shapes, self.dtypes)
         ]
 
@@ -66,7 +68,7 @@ class Form(NamedTuple):
     def is_plain(self) -> bool:
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
-        return is_one and self.dtypes[0] is not None and self.dtypes[0].kind == "f"
+        return is_one and getattr(self.dtypes[0], "kind", "") == "f"
 
     def arrays(self, payload: Payload, value: Any = None) -> list[Array | None]:
         """Return the arrays of a value that another rank or an eager stage has given.

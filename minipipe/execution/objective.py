@@ -223,8 +223,8 @@ class BatchObjective(Objective):
                     tensors_in(outputs)[0].shape[0] / self._num_samples
                 )
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        # read outside the captured computation
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())
+        # read outside of a recorded computation
+        return loss, self.note(microbatch, backend.number(loss.data))
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Payload | None) -> None:
         if self._division is None:

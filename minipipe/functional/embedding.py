@@ -24,7 +24,7 @@ def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     return weight, ids
 
 
-@backend.one_line
+@backend.on_host
 def _check_range(ids: Array, count: int) -> None:
     xp = array_module(ids)
     low = int(xp.min(ids))

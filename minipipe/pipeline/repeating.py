@@ -357,7 +357,8 @@ class RepeatedStep:
         if finite.may_overflow:
             return
         yield "if scale <= 1:"
-        if program.is_static and not (self._has_others or self._has_sums):
+        has_others = self._has_others or self._has_sums or finite.xp is not np
+        if program.is_static and not has_others:
             self._names |= {"vdot": _VDOT}
             yield "    squares = map(vdot, given.flat, given.flat)"
             yield "    if not all(map(isfinite, squares)):"

@@ -1,11 +1,10 @@
 """Options that are not compiled: an error that names them, or an eager step."""
 
-import array_api_strict
 import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, spawn
-from minipipe.errors import ArgumentError, ModelError
+from minipipe.errors import ArgumentError
 
 WIDTH = 8
 BATCH = np.ones((8, WIDTH), np.float32), np.zeros((8, WIDTH), np.float32)
@@ -69,24 +68,3 @@ def test_a_step_whose_memory_is_measured_runs_eagerly_and_the_next_is_compiled()
         assert pipeline.compile_report().endswith("is compiled")
 
     spawn(run, num_ranks=2)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
-def test_arrays_of_another_module_run_eagerly_or_are_refused(schedule):
-    def train(group, how):
-        pipeline = pipeline_of(group, how, schedule, device=array_api_strict)
-        optimiser = optim.SGD(pipeline.parameters(), 0.1)
-        losses = [
-            float(x) for _ in range(2) for x in pipeline.run([BATCH] * 2, optimiser)
-        ]
-        return losses, pipeline.compile_report()
-
-    def run(group):
-        eager, _ = train(group, False)
-        found, report = train(group, "where-possible")
-        assert found == eager
-        assert "its parameters are not NumPy arrays" in report
-        with pytest.raises(ModelError, match="its parameters are not NumPy arrays"):
-            train(group, True)
-
-    spawn(run, num_ranks=1)

@@ -3,9 +3,11 @@
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import minipipe
+from minipipe.compile.dialect import dialect_of
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install '.[gpu]'")
 PACKAGE = Path(minipipe.__file__).parent
@@ -37,6 +39,15 @@ def test_cupy_has_every_function_that_is_called():
     }
     assert len(asked) > 30
     assert not sorted(name for name in asked if not hasattr(cupy, name))
+
+
+def test_compiled_sections_write_into_arrays_of_cupy_that_exist():
+    dialect = dialect_of(cupy)
+    assert dialect.has_out and not dialect.is_numpy
+    assert dialect.ufunc(np.add) is cupy.add
+    assert dialect.ufunc(np.matmul) is cupy.matmul
+    called = {"broadcast_to", "copyto", "empty", "full", "where"}
+    assert not sorted(name for name in called if not hasattr(cupy, name))
 
 
 def test_cupy_has_what_carries_arrays_to_the_host():

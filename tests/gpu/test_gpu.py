@@ -14,6 +14,7 @@ from minipipe import Pipeline, Tensor, functional, nn, random_key, spawn
 from minipipe.autograd import backend
 from minipipe.errors import LaunchError
 from minipipe.testing import check_same_as_one_process
+from tests.compile.test_other_modules import MODELS, both
 from tests.launch import mpirun, needs_mpi, run
 from tests.numerics.test_operations import STRICT_ROWS, evaluate, named
 from tests.strategies import examples, steps
@@ -65,6 +66,14 @@ def test_pipelined_steps_on_gpus_have_the_bits_of_one_process_on_a_gpu(step, rec
         recompute,
         device="gpu",
     )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_compiled_steps_have_the_bits_of_eager_ones(model, schedule):
+    eager, compiled, reports = both(model, schedule, "gpu", 2)
+    assert eager == compiled
+    assert all(report.endswith("is compiled") for report in reports)
 
 
 def test_gradients_of_an_embedding_and_of_an_index_repeat_to_the_bit():

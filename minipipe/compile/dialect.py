@@ -1,0 +1,155 @@
+"""Knowledge of the recording of a stage about an array module, NumPy or another one.
+
+Everything follows from the names of the array API and of NumPy, and from what functions
+say of themselves: there is no branch for a module of a certain name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, Shape
+
+# Each element of the result has one right value, which follows from the elements at
+# its place: whatever path a module takes, the bits are the same.
+_EXACT = """
+    add subtract multiply divide negative positive absolute fabs maximum minimum sqrt
+    square sign floor ceil rint trunc equal not_equal less less_equal greater
+    greater_equal logical_and logical_or logical_not logical_xor bitwise_and bitwise_or
+    bitwise_xor invert isnan isinf isfinite copysign
+"""
+# Functions whose result's shape depends on the shapes of their arguments alone.
+_STATIC = """
+    concat stack where max min amax amin sum mean clip take take_along_axis broadcast_to
+    permute_dims transpose matrix_transpose swapaxes expand_dims squeeze tril triu dot
+    astype cumsum reshape zeros_like ones_like pad split
+"""
+# More of these, which are ufuncs in NumPy, or are never asked of NumPy's arrays.
+_STATIC_ELSEWHERE = """
+    abs acos acosh asin asinh atan atan2 atanh bitwise_invert bitwise_left_shift
+    bitwise_right_shift cos cosh exp expm1 floor_divide hypot log log10 log1p log2
+    logaddexp matmul pow power reciprocal remainder round signbit sin sinh tan tanh
+    tensordot vecdot any all argmax argmin argsort sort prod std var cumulative_sum
+    cumulative_prod flip roll moveaxis tile repeat broadcast_arrays asarray
+"""
+_WITH_OUT = "concat stack clip"
+_REDUCTIONS = "max min amax amin sum mean cumsum"
+_FILLINGS = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1}
+_FILLINGS |= {"empty": 0, "empty_like": 0}  # of which every element is written later
+# Functions, methods and indices whose result may lie in the memory of the argument.
+_VIEWS = """
+    reshape permute_dims transpose matrix_transpose swapaxes expand_dims squeeze
+    broadcast_to broadcast_arrays flip moveaxis asarray astype split view ravel
+"""
+VIEWS = frozenset(_VIEWS.split())
+
+
+class Dialect:
+    """An array module, as the recording of a stage sees it.
+
+    Attributes
+    ----------
+    xp : module
+    is_numpy : bool
+    has_out : bool
+        Whether functions write their results into arrays that exist, as NumPy's do.
+        Then arrays have strides, and views know the array in whose memory they lie.
+        Programs for other modules assign every result to a variable.
+    exact, static, with_out, reductions : frozenset of function
+    names : dict of function to str
+        Under which programs call functions of another module than NumPy.
+    """
+
+    def __init__(self, xp: ModuleType) -> None:
+        self.xp, self.is_numpy = xp, xp is np
+        self.has_out = is_ufunc(getattr(xp, "add", None))
+        self.exact = self._functions(_EXACT)
+        self.static = self._functions(_STATIC)
+        if not self.is_numpy:
+            self.static |= self.exact | self._functions(_STATIC_ELSEWHERE)
+        self.with_out = self._functions(_WITH_OUT)
+        self.reductions = self._functions(_REDUCTIONS)
+        self.names: dict[Hashable, str] = {}
+        if not self.is_numpy:
+            for name in f"{_EXACT} {_STATIC} {_STATIC_ELSEWHERE}".split():
+                self.names.setdefault(getattr(xp, name, None), name)
+
+    def _functions(self, names: str) -> frozenset[Any]:
+        found = (getattr(self.xp, name, None) for name in names.split())
+        return frozenset(each for each in found if each is not None)
+
+    def ufunc(self, function: Any) -> Any:
+        """Return the function of this module that is a ufunc of NumPy's in NumPy."""
+        if self.is_numpy:
+            return function
+        return getattr(self.xp, function.__name__) if self.has_out else None
+
+    def fill_value(self, function: Any) -> int | None:
+        """Return what a function fills its result with; None for another function."""
+        for name, value in _FILLINGS.items():
+            if function is getattr(self.xp, name, None):
+                return value
+        return None
+
+    def dtype_name(self, value: Any) -> str | None:
+        """Return the name of a dtype of this module; None for anything else."""
+        if self.is_numpy:
+            return None
+        if not isinstance(value, type | np.dtype | type(self.xp.float32)):
+            return None
+        try:
+            name = backend.numpy_dtype(value).name
+        except TypeError:
+            return None
+        return name if getattr(self.xp, name, None) == value else None
+
+    def dtype(self, dtype: np.dtype) -> Any:
+        """Return the dtype of this module that has the name of one of NumPy's."""
+        return dtype.type if self.is_numpy else getattr(self.xp, dtype.name)
+
+    def empty(self, shape: Shape, dtype: Any) -> Array:
+        """Return a new array of one of NumPy's dtypes or of this module's."""
+        if self.is_numpy:
+            return np.empty(shape, dtype)
+        own = self.dtype(backend.numpy_dtype(dtype))
+        return self.xp.empty(shape, dtype=own)
+
+    def in_memory(self, memory: Array, offset: int, shape: Shape, dtype: Any) -> Array:
+        """Return an array that lies in the memory of an array of bytes."""
+        if self.is_numpy:
+            return np.ndarray(shape, dtype, memory, offset)
+        size = backend.prod(shape) * np.dtype(dtype).itemsize
+        return memory[offset : offset + size].view(dtype).reshape(shape)
+
+
+def is_ufunc(function: Any) -> bool:
+    """Return whether a function is one of each element, and takes ``out``: in NumPy and
+    modules like it, such a function knows the number of its results.
+    """
+    return hasattr(function, "nout")
+
+
+@lru_cache(maxsize=16)
+def dialect_of(xp: ModuleType) -> Dialect:
+    """Return what is known of an array module."""
+    return Dialect(xp)
+
+
+def strides_of(array: Array) -> tuple[int, ...]:
+    """Return the strides of an array; of one without strides, those in C order."""
+    found = getattr(array, "strides", None)
+    if found is None:
+        size = backend.numpy_dtype(array.dtype).itemsize
+        return new_strides(array.shape, size)
+    return found
+
+
+def new_strides(shape: Shape, size: int) -> tuple[int, ...]:
+    """Return the strides of a new array in C order, with elements of so many bytes."""
+    return np.empty(shape, f"V{size}").strides
