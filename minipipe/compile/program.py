@@ -250,6 +250,14 @@ class CompiledRow:
         self.given = GivenGradients()
         names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
+        self._note_messages(row)
+        self._namespace |= memory.arrays
+        self._schedule = self._compiled("\n".join(memory.lines), executor)
+        self.is_whole = _is_whole(executor, programs)
+        self.is_static = all(part.is_static for part in parts)
+
+    def _note_messages(self, row: Row) -> None:
+        """Note the channels of a row, and which receives its lines post themselves."""
         self._receives: list[tuple[Any, Any]] = []
         self.keys: set[Any] = set()
         for message in row.messages.values():
@@ -257,10 +265,6 @@ class CompiledRow:
             if not message.is_send:
                 self._receives.append((message.channel, message.route.value))
                 self.keys |= {message.names.get(f"key_{message.value}")} - {None}
-        self._namespace |= memory.arrays
-        self._schedule = self._compiled("\n".join(memory.lines), executor)
-        self.is_whole = _is_whole(executor, programs)
-        self.is_static = all(part.is_static for part in parts)
 
     def _attributes_of(self, executor: Executor) -> Iterator[Attributes]:
         """Yield the attributes of the compiled layers, and of the loss among them."""
