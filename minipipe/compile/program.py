@@ -252,10 +252,9 @@ class CompiledRow:
         if has_loss:
             attributes.append(attributes_of_loss(objective.loss))
         self._attributes = JoinedAttributes(attributes)
-        seeds = Seeds(row.losses, executor.xp)
+        self.given, seeds = GivenGradients(), Seeds(row.losses, executor.xp)
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
-        self.given = GivenGradients()
-        names |= {"given": self.given}
+        names["given"] = self.given
         self._namespace = {**names, **row.names, "memory": memory}
         self._receives: list[tuple[Any, Any]] = []
         self.keys: set[Any] = set()
