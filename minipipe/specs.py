@@ -278,7 +278,7 @@ def state_of(owner: str, state: Any, specs: Mapping[str, Spec]) -> dict[str, Any
     if not isinstance(state, Mapping) or state.keys() != specs.keys():
         raise ArgumentError(
             f"{owner}: the state is {quoted(state, 80)}; expected the result of "
-            f"state_dict(), with {' and '.join(specs)}.",
+            f"state_dict(), with {' and '.join(specs)}."
         )
     return {
         name: spec.check(f"{owner}: {name}", state[name])

@@ -52,6 +52,23 @@ def covering(*axes, strength=2):
     once. With 1 each value does.
     """
     axes = [list(axis) for axis in axes]
+    sample = _numbers_of_sample(axes, strength)
+    parameters = []
+    for cell in itertools.product(*(range(len(axis)) for axis in axes)):
+        values = [axis[number] for axis, number in zip(axes, cell)]
+        parameters.append(pytest.param(*values) if cell in sample else slowly(*values))
+    return parameters
+
+
+def sample_of(*axes, strength=2):
+    """Return the cells of the covering sample of a table, which is too large to run."""
+    axes = [list(axis) for axis in axes]
+    numbers = _numbers_of_sample(axes, strength)
+    return [tuple(axis[n] for axis, n in zip(axes, cell)) for cell in sorted(numbers)]
+
+
+def _numbers_of_sample(axes, strength):
+    """Return the places along the axes of each cell of a covering sample."""
     places = list(itertools.combinations(range(len(axes)), strength))
     cells = list(itertools.product(*(range(len(axis)) for axis in axes)))
 
@@ -66,11 +83,7 @@ def covering(*axes, strength=2):
             if len(added) >= least:
                 sample.add(cell)
                 missing -= added
-    parameters = []
-    for cell in cells:
-        values = [axis[number] for axis, number in zip(axes, cell)]
-        parameters.append(pytest.param(*values) if cell in sample else slowly(*values))
-    return parameters
+    return sample
 
 
 def for_each(**cases):

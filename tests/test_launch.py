@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.launch import covering
+from tests.launch import covering, sample_of
 
 AXES = ("abcdef", (1, 2, 4), ("plain", "tied", "frozen", "ragged"), (False, True))
 
@@ -25,6 +25,12 @@ def test_every_combination_of_so_many_values_is_in_the_sample_and_every_cell_in_
     for places in itertools.combinations(range(4), strength):
         found = {tuple(cell[place] for place in places) for cell in sample}
         assert found == set(itertools.product(*(AXES[place] for place in places)))
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+def test_the_sample_alone_is_that_of_the_table(strength):
+    sample = quick(covering(*AXES, strength=strength))
+    assert sample_of(*AXES, strength=strength) == sample
 
 
 def test_a_sample_of_pairs_is_small_and_always_the_same():

@@ -363,8 +363,6 @@ class ExchangeChannel:
     def exchange(self, numbers: Sequence[float], step: int) -> dict[int, list[float]]:
         """Return the numbers of all senders, by sender; this rank sends its own, if it
         is one. Collective.
-
-        One function, since a step of small layers is hardly longer than some calls.
         """
         if self._is_open:  # a call that has failed, and whose messages nobody has read
             with suppress(MessageError):
@@ -374,23 +372,7 @@ class ExchangeChannel:
         if self._group.is_closed:
             self._group.check_open()
         head, found = packed_step(step), {}
-        for sending, parts in zip(self._sending, self._parts):
-            sending.array[:] = numbers
-            if not parts or not sending.is_over:
-                sending.start(step)
-                continue
-            parts["head"][:] = head
-            parts["start"]()
-            if not parts["test"]():
-                parts["linger"]()
-        for source, receiving in self._receiving.items():
-            parts = self._parts_of[source]
-            if not parts or parts["key"] in parts["posted"]:
-                receiving.start(step)
-                continue
-            parts["own"].is_over = False
-            parts["posted"][parts["key"]] = parts["own"]
-            parts["start"]()
+        self._start(numbers, step, head)
         for source, receiving in self._receiving.items():
             parts = self._parts_of[source]
             own = parts.get("own")
@@ -411,6 +393,28 @@ class ExchangeChannel:
         if self._is_sender:
             found[self._rank] = [*numbers]
         return found
+
+    def _start(self, numbers: Sequence[float], step: int, head: bytes) -> None:
+        """Start all messages; without a call for each, if they have parts."""
+        for sending, parts in zip(self._sending, self._parts):
+            if not sending.is_over:
+                sending.wait()
+            sending.array[:] = numbers
+            if not parts:
+                sending.start(step)
+                continue
+            parts["head"][:] = head
+            parts["start"]()
+            if not parts["test"]():
+                parts["linger"]()
+        for source, receiving in self._receiving.items():
+            parts = self._parts_of[source]
+            if not parts or parts["key"] in parts["posted"]:
+                receiving.start(step)
+                continue
+            parts["own"].is_over = False
+            parts["posted"][parts["key"]] = parts["own"]
+            parts["start"]()
 
 
 def empty(shape: tuple[int, ...], dtype: Any, xp: ModuleType) -> Array:

@@ -8,7 +8,7 @@ three send the same messages, so each rank decides alone.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -20,7 +20,7 @@ from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
-from minipipe.compile.guards import JoinedAttributes, Same
+from minipipe.compile.guards import Attributes, JoinedAttributes, Same
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
 from minipipe.compile.recording import Recorder, kind_of
@@ -244,17 +244,11 @@ class CompiledRow:
             earlier = self.sources.get(part.stage)
             self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
-        objective = executor.batch.objective
-        last = executor.program.num_stages - 1
-        is_compiled = any(part.stage == last for part in parts)
-        has_loss = is_compiled and objective.has_loss
-        attributes = [guard.attributes for guard in self._guards]
-        if has_loss:
-            attributes.append(attributes_of_loss(objective.loss))
-        self._attributes = JoinedAttributes(attributes)
-        self.given, seeds = GivenGradients(), Seeds(row.losses, executor.xp)
+        self._attributes = JoinedAttributes(self._attributes_of(executor))
+        seeds = Seeds(row.losses, executor.xp)
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
-        names["given"] = self.given
+        self.given = GivenGradients()
+        names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
         self._receives: list[tuple[Any, Any]] = []
         self.keys: set[Any] = set()
@@ -267,6 +261,14 @@ class CompiledRow:
         self._schedule = self._compiled("\n".join(memory.lines), executor)
         self.is_whole = _is_whole(executor, programs)
         self.is_static = all(part.is_static for part in parts)
+
+    def _attributes_of(self, executor: Executor) -> Iterator[Attributes]:
+        """Yield the attributes of the compiled layers, and of the loss among them."""
+        for guard in self._guards:
+            yield guard.attributes
+        last, objective = executor.program.num_stages - 1, executor.batch.objective
+        if objective.has_loss and any(part.stage == last for part in self._parts):
+            yield attributes_of_loss(objective.loss)
 
     @property
     def recorders(self) -> dict[int, Recorder]:

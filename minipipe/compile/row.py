@@ -217,7 +217,7 @@ class Row:
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_forward and result is None:
-            yield f"losses[{k}] = {self._number(call)}"
+            yield f"losses[{k}] = float({call})"
             self.losses[k] = recorded.loss_dtype
         else:
             yield from _assigned(out, result, call)
@@ -228,10 +228,6 @@ class Row:
             self._state[own], self._form_by_value[own] = "arrays", result
         yield from self._behind_section(position, binding, section)
         yield from self._left_for_user(program, binding.action, out)
-
-    def _number(self, call: str) -> str:
-        """Return what reads the number that a section returns."""
-        return f"{call}.item()" if self._is_in_numpy else f"float({call})"
 
     def _is_output(self, program: StageProgram, action: Action) -> bool:
         """Return whether an action gives outputs for the user."""
@@ -397,10 +393,11 @@ class Row:
             arguments.append(variable_of(value))
         call = f"{name}({', '.join(arguments)})"
         targets = targets_of(binding)
+        held = self._held(binding)
         if binding.is_timed:
             yield "begun = now()"
             yield f"{targets}{call}"
-            yield f"ran((begun, now(), {self._held(binding)}))"
+            yield f"ran((begun, now(), {held}))"
         else:
             yield f"{targets}{call}"
         is_pending = binding.handler.__annotations__.get("return") == "Pending"

@@ -64,7 +64,7 @@ def split_examples(
     if len(inputs) != len(targets) or not len(inputs):
         raise ArgumentError(
             f"There are {len(inputs)} inputs and {len(targets)} targets; expected one "
-            "for each, at least one.",
+            "for each, at least one."
         )
     Spec(float, minimum=0, maximum=1).check("test_fraction", test_fraction)
     INDEX.check("split_examples: seed", seed)
@@ -153,12 +153,12 @@ def batches(
     lengths = lengths or [num_samples or 0]
     if not given and num_samples is None:
         raise ArgumentError(
-            "batches: there are neither inputs nor targets here; give num_samples.",
+            "batches: there are neither inputs nor targets here; give num_samples."
         )
     if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
         raise ArgumentError(
             f"batches: The inputs and targets have {lengths} samples, and num_samples "
-            f"is {num_samples}; expected one number, at least 1.",
+            f"is {num_samples}; expected one number, at least 1."
         )
     order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
     parts = np.array_split(order, num_batches(lengths[0], batch_size))
@@ -329,7 +329,7 @@ class Alphabet:
         if unknown:
             raise ArgumentError(
                 f"{unknown[0]!r} is not in this alphabet of {len(self)}: "
-                f"{self.characters!r}.",
+                f"{self.characters!r}."
             )
         return np.array([self._numbers[one] for one in text], dtype=np.int64)
 

@@ -287,8 +287,7 @@ class _SmallSum:
         self, leaves: Sequence[Leaf], reduction: RepeatedAllReduce, step: int
     ) -> None:
         gradients: list[Any] = [leaf.grad for leaf in leaves]
-        num_bytes = sum(gradient.nbytes for gradient in gradients)
-        self.times = [perf_counter(), 0.0, float(num_bytes)]  # as of _Sum
+        self.times = [perf_counter(), 0.0, float(reduction.num_bytes)]  # as of _Sum
         self._reduction, self.sends = reduction, reduction.sends
         reduction.begin([gradient.reshape(-1) for gradient in gradients], step)
 

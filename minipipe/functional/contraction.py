@@ -247,7 +247,7 @@ def _parsed(
     if len(parts) != len(shapes):
         raise ArgumentError(
             f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} "
-            "operands; expected one for each.",
+            "operands; expected one for each."
         )
     pairs = enumerate(zip(parts, shapes))
     terms = [_indices(subscripts, number, *pair) for number, pair in pairs]
@@ -344,5 +344,5 @@ def _lengths(
 def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
     return ArgumentError(
         f"einsum: {subscripts!r}, at position {position}: {what}. Expected "
-        "'ij,jk->ik' or so.",
+        "'ij,jk->ik' or so."
     )

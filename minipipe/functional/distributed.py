@@ -93,13 +93,12 @@ def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
         return
     if tensor.is_whole:
         raise _all_have_all(operation, tensor, group)
-    if list(tensor.group.world_ranks) != list(group.world_ranks):
-        raise TensorError(
-            "divided",
-            f"{operation}: the scores are divided among ranks "
-            f"{list(tensor.group.world_ranks)}, and the loss among "
-            f"{list(group.world_ranks)}; give both the same group.",
-        )
+    of_scores = list(tensor.group.world_ranks)
+    of_loss = list(group.world_ranks)
+    if of_scores != of_loss:
+        problem = f"{operation}: the scores are divided among ranks {of_scores}"
+        how = f"and the loss among {of_loss}; give both the same group"
+        raise TensorError("divided", f"{problem}, {how}.")
 
 
 def check_scores(operation: str, scores: Tensor, group: ProcessGroup) -> None:

@@ -319,7 +319,7 @@ def relu(a: Array) -> Array:
     return backend.positive_part(a)
 
 
-# where the result is above 0, or NaN
+# if the result is above 0, or NaN
 relu.gradients(a=lambda g, result: backend.masked_like(g, result))
 
 

@@ -151,12 +151,10 @@ def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
             operand._check_whole("mean_squared_error")
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.data.shape != target.data.shape:
-        expected = (
-            "equal shapes, such as target.reshape(prediction.shape) if only an axis of "
-            "length 1 is missing"
-        )
+        reshaped = "target.reshape(prediction.shape)"
+        expected = f"equal shapes, such as {reshaped} if only an axis of length 1 is"
         shapes = {"prediction": prediction.shape, "target": target.shape}
-        raise shape_error("mean_squared_error", expected, **shapes)
+        raise shape_error("mean_squared_error", f"{expected} missing", **shapes)
     return prediction, target
 
 
@@ -250,8 +248,7 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError(
-            "Weights of a loss are at least 0; some of these are less, or not a "
-            "number.",
+            "Weights of a loss are at least 0; some of these are less, or not a number."
         )
     return each
 
@@ -450,7 +447,7 @@ def _check_options(
     if len(class_weights) != k:
         raise ArgumentError(
             f"cross_entropy: class_weights has length {len(class_weights)}; expected "
-            f"{k}.",
+            f"{k}."
         )
     # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
     spec = _SMOOTHED_WEIGHT if label_smoothing else _WEIGHT
@@ -497,7 +494,6 @@ def check_range_of_labels(
         hint = ""
         if low < 0 and ignore_index is None:
             hint = f" To leave out the label {low}: ignore_index={low}."
-        message = (
-            f"{name}: labels run from {low} to {high}; expected 0 to {count - 1}.{hint}"
-        )
+        problem = f"{name}: labels run from {low} to {high}"
+        message = f"{problem}; expected 0 to {count - 1}.{hint}"
         raise TensorError("out-of-range", message)

@@ -187,10 +187,8 @@ def variance(
     """
     over = reduced(a.shape, axis)
     if over.size <= correction:
-        message = (
-            f"variance: the correction is {correction}; expected less than the number "
-            f"of elements, {over.size}."
-        )
+        expected = f"expected less than the number of elements, {over.size}"
+        message = f"variance: the correction is {correction}; {expected}."
         raise TensorError("out-of-range", message)
     centred = a - backend.reduce_sum(a, over.axes, True) / over.size
     squares = backend.reduce_sum(centred * centred, over.axes, keepdims)
@@ -249,11 +247,8 @@ def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> Arrays:
     """Return the extreme elements, and these with length 1 along the axes."""
     axes, _, size = reduced(a.shape, axis)
     if size == 0:
-        raise TensorError(
-            "shape",
-            f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one "
-            "at least.",
-        )
+        problem = f"a{name}: axes {axes} of shape {a.shape} have no elements"
+        raise TensorError("shape", f"{problem}; expected one at least.")
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
     return without_axes(extreme, axes, keepdims), extreme
 

@@ -76,15 +76,11 @@ class AuxiliaryLoss(Module):
         if self.is_training and losses is not None:
             value = self.function(x)
             if not isinstance(value, Tensor) or value.size != 1:
+                found = type(value).__name__
                 if isinstance(value, Tensor):
                     found = f"a tensor of shape {value.shape}"
-                else:
-                    found = type(value).__name__
-                raise TensorError(
-                    "shape",
-                    "An AuxiliaryLoss must be a tensor with one element; it is "
-                    f"{found}.",
-                )
+                expected = "An AuxiliaryLoss must be a tensor with one element"
+                raise TensorError("shape", f"{expected}; it is {found}.")
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.
             if self.weight:

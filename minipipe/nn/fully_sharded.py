@@ -8,7 +8,7 @@ state::
                         \\ /                              \\ /                 \\ /
     rank 1   shard 1 ----'---- whole -- F …   shard 1 ----'---- whole -- B ---'----- sum of shard 1
 
-The whole values are in a workspace, where the values of the next layer replace them.
+The whole values are in a workspace; the values of the next layer replace them there.
 The arrays that a graph has captured are views of it; before the gradient of a result
 enters the layer, the same values are gathered there once more. So a rank sends (n - 1)
 / n of the parameters three times for each microbatch; the gradient all-reduce of

@@ -330,7 +330,7 @@ def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> 
     if width_of_head % 2:
         raise ArgumentError(
             f"{layer}: heads {width_of_head} wide cannot be turned, two by two; "
-            "expected an even width.",
+            "expected an even width."
         )
 
 

@@ -42,6 +42,8 @@ class RepeatedAllReduce:
     Attributes
     ----------
     dtype : dtype
+    num_bytes : int
+        Of all arrays.
     round : int
         As of ``AllReduce``; 3 before the first step.
     sends : list of SendChannel
@@ -73,6 +75,7 @@ class RepeatedAllReduce:
     ) -> None:
         self._group, self._tag, self._ranks = group, tag, ranks
         self.dtype = np.dtype(dtype)
+        self.num_bytes = sum(sizes) * self.dtype.itemsize
         self._parts = equal_parts(sizes, len(ranks))
         self._lengths = _lengths_of(self._parts)
         self._place = place = ranks.index(group.rank)

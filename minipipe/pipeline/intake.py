@@ -440,6 +440,8 @@ def _compared(given: Any) -> Any:
 
 # -- results ---------------------------------------------------------------------------
 
+_RESULTS = "the results of another replica"
+
 
 def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]:
     """Return the results of the other replicas of a stage on the first of its ranks;
@@ -456,9 +458,8 @@ def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]
     """
     first, *others = ranks
     if group.rank == first:
-        words = "the results of another replica"
         return [
-            unpack(group.irecv(other, OwnTag.RESULTS, what=words).wait())
+            unpack(group.irecv(other, OwnTag.RESULTS, what=_RESULTS).wait())
             for other in others
         ]
     if group.rank in others:
@@ -470,6 +471,26 @@ def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> N
     """Give the objective of the first replica of the last stage the results of the
     other replicas. Collective.
     """
-    if len(ranks) > 1 and group.rank in ranks:
-        for found in gathered(group, ranks, batch.objective.found()):
-            batch.objective.take(found)
+    objective = batch.objective
+    if len(ranks) == 1 or group.rank not in ranks:
+        return
+    if not (objective.metrics or objective.where):  # on all ranks
+        _gather_losses(group, ranks, objective.losses)
+        return
+    for found in gathered(group, ranks, objective.found()):
+        objective.take(found)
+
+
+def _gather_losses(
+    group: ProcessGroup, ranks: Sequence[int], losses: dict[int, float]
+) -> None:
+    """Give the first of some ranks the losses of the others, by microbatch.
+    Collective.
+    """
+    first, *others = ranks
+    if group.rank == first:
+        for other in others:
+            pairs = group.irecv(other, OwnTag.RESULTS, what=_RESULTS).wait()
+            losses.update((int(k), loss) for k, loss in pairs.tolist())
+    else:  # numbers without a description: most steps ask for no more
+        group.isend(np.array([*losses.items()]), first, OwnTag.RESULTS).wait()

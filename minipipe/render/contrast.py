@@ -19,9 +19,8 @@ def _contrast(first: str, second: str) -> float:
     """Return the contrast of two colours, from 1 to 21, as the Web Content
     Accessibility Guidelines 2.1 define it.
     """
-    darker, lighter = sorted(
-        luminance(channels_of(colour)) for colour in (first, second)
-    )
+    channels = map(channels_of, (first, second))
+    darker, lighter = sorted(map(luminance, channels))
     return (lighter + 0.05) / (darker + 0.05)
 
 

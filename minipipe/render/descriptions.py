@@ -196,9 +196,8 @@ def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], st
     ([<ActionKind.FINITE: 'FINITE'>, <ActionKind.LOSS: 'LOSS'>], 'frame of the step')
     """
     ordered = [kind for kind in map(ActionKind, KINDS) if kind in kinds]
-    entries = [
-        ([kind], kind.declaration.words) for kind in ordered if not kind.is_of_rank
-    ]
+    own = (kind for kind in ordered if not kind.is_of_rank)
+    entries = [([kind], kind.declaration.words) for kind in own]
     frame = [kind for kind in ordered if kind.is_of_rank]
     return [*entries, (frame, "frame of the step")] if frame else entries
 

@@ -116,9 +116,8 @@ def shade(fill: Fill, chunk: int) -> Fill:
         saturation + (1 - saturation) * 0.6 * (1 - depth),
         value * (0.45 + 0.55 * depth),
     )
-    return _fill(
-        f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
-    )
+    parts = (round(255 * part) for part in (red, green, blue))
+    return _fill("#" + "".join(f"{part:02x}" for part in parts))
 
 
 _SEND = _fill("#8a8f98")
@@ -185,13 +184,10 @@ def chunks_by_kind(
     {<ActionKind.FORWARD: 'F'>: [0], <ActionKind.BACKWARD: 'B'>: [0, 1]}
     """
     found = set(boxes)
-    others = (
-        kind
-        for kind in map(ActionKind, KINDS)
-        if kind not in FILL and not kind.is_communication
-    )
-    chunks = {
-        kind: sorted(chunk for other, chunk in found if other is kind)
-        for kind in (*FILL, *others)
-    }
-    return {kind: own for kind, own in chunks.items() if own}
+    kinds = (kind for kind in map(ActionKind, KINDS) if not kind.is_communication)
+    chunks = {}
+    for kind in dict.fromkeys((*FILL, *kinds)):
+        own = sorted(chunk for other, chunk in found if other is kind)
+        if own:
+            chunks[kind] = own
+    return chunks

@@ -104,9 +104,8 @@ class Panel:
         sums = (found for found in self.timeline.sums if rank in found.ranks)
         own = [Beside(s.actions[s.ranks.index(rank)], s.begin, s.end, s) for s in sums]
         copies = self.timeline.copies[rank] if self.timeline.copies else ()
-        return [
-            each for each in (*own, *starmap(Beside, copies)) if each.end > each.start
-        ]
+        every = (*own, *starmap(Beside, copies))
+        return [each for each in every if each.end > each.start]
 
     def kinds_beside(self) -> list[ActionKind]:
         """Return the kinds of transfers concurrent with actions, each for a thin lane
@@ -201,9 +200,8 @@ class Panel:
         """Whether a receiver of a measured message came late, so that its arrow is
         longer than the time in flight.
         """
-        return any(
-            not message.was_awaited for message in self.timeline.measured_messages
-        )
+        messages = self.timeline.measured_messages
+        return not all(message.was_awaited for message in messages)
 
     @cached_property
     def joined(self) -> dict[Action, Span]:
@@ -285,9 +283,8 @@ def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
     least = min([1.0, *filter(None, counts)])
     counts = [count / least for count in counts]
     kinds = [(count, item.num_slices) for count, item in zip(counts, drawn)]
-    are_alike = len(set(kinds)) == 1 or not all(
-        count >= 1 and count.is_integer() for count in counts
-    )
+    are_whole = all(count >= 1 and count.is_integer() for count in counts)
+    are_alike = len(set(kinds)) == 1 or not are_whole
     return [1 if are_alike else int(count) * slices for count, slices in kinds]
 
 

@@ -90,9 +90,8 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
     name = action.kind.value
     if action.kind.is_of_rank:
         return [name]
-    short = [
-        f"{letter}{action.microbatch}" for letter in dict.fromkeys((name, name[0]))
-    ]
+    letters = dict.fromkeys((name, name[0]))
+    short = [f"{letter}{action.microbatch}" for letter in letters]
     short.append(name[0])
     if not panel.names_stage(rank):
         return short
@@ -259,9 +258,8 @@ def _of_any_times(
     ):
         bands = width * ratio / room
         if bands <= most_bands:
-            return Columns(
-                makespan, room * max(1, math.ceil(bands)), room, names_stages
-            )
+            total = room * max(1, math.ceil(bands))
+            return Columns(makespan, total, room, names_stages)
     return None
 
 
@@ -391,9 +389,8 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
         lanes: dict[ActionKind, list[Cell]] = {}
         for action, start, end, _ in panel.beside(rank):
             cells = lanes.setdefault(action.kind, [])
-            first, last = (
-                round(columns.column(t - panel.timeline.start)) for t in (start, end)
-            )
+            first = round(columns.column(start - panel.timeline.start))
+            last = round(columns.column(end - panel.timeline.start))
             cells += [_EMPTY] * (last - len(cells))
             if action.kind is ActionKind.REDUCE_GRAD:
                 filled = ground(

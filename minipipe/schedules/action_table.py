@@ -246,9 +246,7 @@ class ActionTable(Placed, Written):
         if not left_out:
             return self
         kept = self.kinds - left_out
-        rows = (
-            [action for action in row if action.kind in kept] for row in self.actions
-        )
+        rows = ([it for it in row if it.kind in kept] for row in self.actions)
         return self.with_rows(type(self), rows)
 
     def as_written(self, action: Action) -> Action:
@@ -418,9 +416,8 @@ def _with_indices(
     2F3
     """
     index = itemgetter(2)
-    if num_slices == 1 and all(
-        Slice not in set(map(type, map(index, row))) for row in rows
-    ):
+    types = (set(map(type, map(index, row))) for row in rows)
+    if num_slices == 1 and not any(Slice in found for found in types):
         return rows
     given = {index(action) for row in rows for action in row}
     most = max((k.part + 1 for k in given if isinstance(k, Slice)), default=1)
@@ -428,14 +425,12 @@ def _with_indices(
     if 1 < most < num_slices and len(given) == num_microbatches:
         whole = {Slice(*divmod(number, most)) for number in range(num_microbatches)}
         n = most if given == whole else num_slices
-    numbers = {k: k.sequence * n + k.part if isinstance(k, Slice) else k for k in given}
+    numbers: dict[Any, Any] = dict(zip(given, given))
+    numbers |= {k: k.sequence * n + k.part for k in given if isinstance(k, Slice)}
     if num_slices > 1:
-        index_of: dict[Any, Any] = {
-            k: Slice(*divmod(number, num_slices)) for k, number in numbers.items()
-        }
-    else:
-        index_of = numbers
-    return [tuple(Action(s, kind, index_of[k]) for s, kind, k in row) for row in rows]
+        pairs = numbers.items()
+        numbers = {k: Slice(*divmod(number, num_slices)) for k, number in pairs}
+    return [tuple(Action(s, kind, numbers[k]) for s, kind, k in row) for row in rows]
 
 
 def _place_in_sum(num_slices: int) -> Callable[[int], int]:

@@ -58,10 +58,8 @@ def in_slots(
         start = 2 * num_stages * (place // unit) + 2 * (place % unit)
         for stage, rank in enumerate(pipelines[pipeline]):
             last = start + 2 * num_stages - 1
-            slots[rank] += [
-                (start + stage, Action(stage, F, k)),
-                (last - stage, Action(stage, B, k)),
-            ]
+            slots[rank].append((start + stage, Action(stage, F, k)))
+            slots[rank].append((last - stage, Action(stage, B, k)))
     rows = tuple(tuple(action for _, action in sorted(own)) for own in slots)
     return Schedule(
         name, pipelines_placement(pipelines, num_microbatches), num_microbatches, rows
@@ -192,9 +190,8 @@ def chimera(num_ranks: int, num_microbatches: int) -> Schedule:
     (30.0, (3, 4, 4, 3))
     """
     _check_even("chimera", num_ranks, num_microbatches)
-    return in_slots(
-        "chimera", _both_ways(range(num_ranks)), num_ranks // 2, num_microbatches
-    )
+    pipelines = _both_ways(range(num_ranks))
+    return in_slots("chimera", pipelines, num_ranks // 2, num_microbatches)
 
 
 def bitpipe(
@@ -241,9 +238,8 @@ def bitpipe(
     """
     check_two_chunks("bitpipe", num_ranks, num_microbatches, chunks_per_rank)
     _check_even("bitpipe", num_ranks, num_microbatches)
-    return in_slots(
-        "bitpipe", _both_ways(v_placement(num_ranks)), num_ranks // 2, num_microbatches
-    )
+    pipelines = _both_ways(v_placement(num_ranks))
+    return in_slots("bitpipe", pipelines, num_ranks // 2, num_microbatches)
 
 
 def dualpipe(num_ranks: int, num_microbatches: int, joined: bool = False) -> Schedule:

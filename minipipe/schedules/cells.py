@@ -99,9 +99,6 @@ def expected_cell() -> str:
     """
     from minipipe.passes.kinds import ADDED  # on demand, as above
 
-    kinds = (
-        name for name, kind in KINDS.items() if not (kind.of_rank or name in ADDED)
-    )
-    return (
-        f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(kinds)}."
-    )
+    own = (name for name, kind in KINDS.items() if not kind.of_rank)
+    kinds = ", ".join(name for name in own if name not in ADDED)
+    return f"Expected stage, kind and microbatch, such as 2F0; kinds: {kinds}."

@@ -216,9 +216,8 @@ def warmed_up(
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
         forwards = order_table(F, stages, groups)
         backwards = order_table(backward, stages[::-1], groups)
-        row = warmup_then_pairs(
-            forwards, backwards, slope * (num_ranks - 1 - rank) + more
-        )
+        warmup = slope * (num_ranks - 1 - rank) + more
+        row = warmup_then_pairs(forwards, backwards, warmup)
         rows.append(tuple(_with_weights(row, slope * rank)))
     return tuple(rows)
 

@@ -137,9 +137,8 @@ def build(
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:
         if option not in _parameters(builder):
-            able = [
-                other for other in REGISTRY if option in _parameters(REGISTRY[other])
-            ]
+            others = REGISTRY.items()
+            able = [other for other, it in others if option in _parameters(it)]
             takers = f"Schedules that take it: {', '.join(able)}"
             raise misuse(f"{name} takes no {option}; leave it out. {takers}.")
     with collector_paused():

@@ -185,9 +185,8 @@ def forward_only_through(
     if len(used) > 1:
         rows = [sorted(row) for row in rows]
     actions = tuple(tuple(action for _, action in row) for row in rows)
-    placements = tuple(
-        ranks if len(set(ranks)) > 1 else ranks[0] for ranks in zip(*used)
-    )
+    homes = zip(*used)
+    placements = tuple(it if len(set(it)) > 1 else it[0] for it in homes)
     return Schedule("forward-only", placements, num_microbatches, actions)
 
 

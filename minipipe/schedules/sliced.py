@@ -177,9 +177,8 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
         raise SCHEDULE_NUMBER.refusal("cuts", cuts, expected)
     linear = 1 - _share(attention)
     ends = [cut / cuts[-1] for cut in cuts]
-    return tuple(
-        (b - a) * (linear + attention * (a + b)) for a, b in zip(ends, ends[1:])
-    )
+    pairs = zip(ends, ends[1:])
+    return tuple((b - a) * (linear + attention * (a + b)) for a, b in pairs)
 
 
 def _share(attention: float) -> float:

@@ -322,11 +322,9 @@ def _placement(
     has_several = any(len(ranks) > 1 for ranks in counts.values())
     for rank, row in enumerate(actions if has_several else ()):
         went = {(stage, k) for stage, kind, k in row if kind is F}
-        came_back = {
-            stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went
-        }
+        back = [(stage, k) for stage, kind, k in row if kind in (B, I)]
+        came_back = {stage for stage, k in back if (stage, k) in went}
         for stage in came_back | {stage for stage, _ in went if stage in one_way}:
             replicas[stage].append(rank)
-    return tuple(
-        tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages
-    )
+    most = (counts[stage].most_common(1)[0][0] for stage in stages)
+    return tuple(tuple(replicas[stage]) or rank for stage, rank in zip(stages, most))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise, product
 
 from minipipe.errors import Code, ScheduleError, misuse
 from minipipe.schedules.action import (
@@ -262,19 +262,16 @@ def steps_of(table: T, num_steps: int) -> T:
         return table
     m = table.num_microbatches
     check_size(table.num_stages, num_steps * m)
-    rows = [
-        [Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row]
-        for row in table.numbered
-    ]
-    name = f"{table.name}, {num_steps} steps"
-    actions = tuple(map(tuple, rows))
-    overlaps = overlaps_of_copies(table, num_steps)
+    rows: list[list[Action]] = []
+    for row in table.numbered:
+        steps = product(range(num_steps), row)
+        rows.append([Action(s, kind, n * m + k) for n, (s, kind, k) in steps])
     return replace(
         table,
-        name=name,
+        name=f"{table.name}, {num_steps} steps",
         num_microbatches=num_steps * m,
-        actions=actions,
-        overlaps=overlaps,
+        actions=tuple(map(tuple, rows)),
+        overlaps=overlaps_of_copies(table, num_steps),
     )
 
 

@@ -82,9 +82,8 @@ def first_microbatches(
     >>> print(*first_microbatches([row], num_microbatches=2)[0])
     0F0 0I0 0W0 0F1 0I1 0W1
     """
-    return tuple(
-        tuple(a for a in row.actions if a.microbatch < num_microbatches) for row in rows
-    )
+    m = num_microbatches
+    return tuple(tuple(a for a in row.actions if a.microbatch < m) for row in rows)
 
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -330,10 +329,9 @@ def _from_pattern(
             previous, earlier = before[rank, step]
             needed = max(needed, slots[previous].slot_of[earlier, k])
         slots[rank].move_earlier(step, k, 1 + needed, limit)
-    rows = (
-        of_rank.actions([rank, 2 * p - 1 - rank]) for rank, of_rank in enumerate(slots)
-    )
-    return Schedule(name, v_placement(p), m, tuple(map(tuple, rows)))
+    stages = ([rank, 2 * p - 1 - rank] for rank in range(p))
+    rows = (tuple(own.actions(chunks)) for own, chunks in zip(slots, stages))
+    return Schedule(name, v_placement(p), m, tuple(rows))
 
 
 class _Slots:

@@ -98,9 +98,8 @@ class Written(ShownInNotebooks):
                 Code.UNSUPPORTED, f"{message} as text, with to_text() or --format rows."
             )
         # A lone comma is an idle rank; an empty line would be skipped when read.
-        return "".join(
-            (",".join(self._cells(row)) or ",") + "\n" for row in self.actions
-        )
+        lines = (",".join(self._cells(row)) or "," for row in self.actions)
+        return "".join(f"{line}\n" for line in lines)
 
     def _cells(self, row: Iterable[Action]) -> Iterator[str]:
         """Yield the cells of a row. A forward of ``overlaps`` shares one with the next

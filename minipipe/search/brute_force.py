@@ -184,12 +184,12 @@ class _Search(Clock):
         ends = self.ends
         longest = 0.0
         for rank, own in enumerate(self.facts.own):
-            left = sorted(
-                (head, self.facts.steps[cell].time)
-                for cell in heads
-                if cell[1] in own
-                for head in heads[cell]
-            )
+            left = []
+            for cell in heads:
+                if cell[1] in own:
+                    time = self.facts.steps[cell].time
+                    left += [(head, time) for head in heads[cell]]
+            left.sort()
             begin = min([self.begins[rank], *(head for head, _ in left[:1])])
             end = ends[rank]
             free = self.free[rank]

@@ -377,9 +377,8 @@ class Model:
 
     def _parts(self, stage: int, k: int) -> Iterator[tuple[Any, Any, int]]:
         """Yield the intervals in which a pair holds memory, each with its amount."""
-        before, after, transient = (
-            int(size[stage]) for size in self.workload.footprint
-        )
+        sizes = (size[stage] for size in self.workload.footprint)
+        before, after, transient = map(int, sizes)
         actions = (Action(stage, kind, k) for kind in (F, I, W))
         forward, inputs, weights = map(self.spans.__getitem__, actions)
         yield forward.start, weights.end, min(before, after)

@@ -72,10 +72,8 @@ def proved_optimum(workload: Workload, objective: Objective) -> float | None:
     (stage,) = stages
     for times in TIMES:
         unit = sum(stage) / sum(times)
-        pairs = zip(stage, times)
-        if unit and all(
-            abs(has - unit * time) <= ROUNDING * unit for has, time in pairs
-        ):
+        errors = [abs(has - unit * time) for has, time in zip(stage, times)]
+        if unit and max(errors) <= ROUNDING * unit:
             m = workload.num_microbatches
             exhibit = Exhibit(workload.placement, times, objective, m)
             optima = _gallery().get(exhibit, (None,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -154,9 +155,8 @@ def advise(
     known = Messages() if isinstance(messages, str) else messages
     if known.cores is None and num_cores() < num_ranks:
         known = known._replace(cores=num_cores())
-    cost_model = spawn(
-        lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1
-    )[0]
+    run = partial(measure, question, num_ranks, known, repeats=repeats)
+    cost_model = spawn(lambda group: run(), num_ranks=1)[0]
     return weigh(question, num_ranks, cost_model, seconds)
 
 

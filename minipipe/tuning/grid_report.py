@@ -232,9 +232,8 @@ class GridReport:
         between two hosts.
         """
         best, *others = ranked(self.measured)
-        needs, *less = (
-            most(self._by_name[each.grid], MEMORY, "memory") for each in (best, *others)
-        )
+        rows = (self._by_name[each.grid] for each in (best, *others))
+        needs, *less = (most(row, MEMORY, "memory") for row in rows)
         for other, needed in zip(others, less):
             if needed < _LESS * needs:
                 times = f"{other.seconds / best.seconds:.2f} times the time"
@@ -272,9 +271,8 @@ class GridReport:
     @property
     def notes(self) -> list[str]:
         """Notes about the figures."""
-        found = [
-            f"left out: {name}: {reason}." for name, reason in self.left_out.items()
-        ]
+        left_out = self.left_out.items()
+        found = [f"left out: {name}: {reason}." for name, reason in left_out]
         if self.hosts:
             speed = f"{self.link.bandwidth:g} bytes per second"
             link = f"latency {self.link.latency:g} s, {speed}"

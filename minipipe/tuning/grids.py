@@ -120,9 +120,8 @@ class Task:
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets, each of shape (batch, length)."""
-        drawn = np.random.default_rng(0).integers(
-            0, self.symbols, (self.batch, self.length + 1)
-        )
+        size = (self.batch, self.length + 1)
+        drawn = np.random.default_rng(0).integers(0, self.symbols, size)
         return drawn[:, :-1].copy(), drawn[:, 1:].copy()
 
     def partition(self, num_stages: int) -> list[range]:

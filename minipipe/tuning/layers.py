@@ -124,9 +124,8 @@ def held_by_stage(
     (4, 16, 4)
     """
     counted = [*layers, *loss]
-    lies_in: dict[Hashable, tuple[Hashable, int]] = dict.fromkeys(
-        batch or (), ("batch", 0)
-    )
+    lies_in: dict[Hashable, tuple[Hashable, int]] = {}
+    lies_in |= dict.fromkeys(batch or (), ("batch", 0))
     lies_in |= {} if came is None else came.where("message")
     lies_in |= {} if came_back is None else came_back.where("gradient message")
 
@@ -279,9 +278,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
         for ``layer_costs``.
         """
         last = 0.0 if self.loss is None else self.loss.time
-        return [
-            costs.time + last * (i == len(self) - 1) for i, costs in enumerate(self)
-        ]
+        times = [costs.time for costs in self]
+        return [*times[:-1], *(time + last for time in times[-1:])]
 
     def memory(
         self,
@@ -300,9 +298,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
             raise ArgumentError(f"{own}, but {given}; measure the plan's own model.")
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
-        messages = [
-            (cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts
-        ]
+        pairs = ((cut.message_size, cut.returns_gradient) for cut in cuts)
+        messages = [(size, size * returns) for size, returns in pairs]
         return memory_of(plan, costs, messages, optimiser, stash)
 
     def costs(
@@ -351,9 +348,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
         forward = [sum(row.forward for row in own) for own in rows]
         backward_input = [sum(row.backward_input for row in own) for own in rows]
         if recompute:
-            backward_input = [
-                time and time + again for time, again in zip(backward_input, forward)
-            ]
+            pairs = zip(backward_input, forward)
+            backward_input = [time and time + again for time, again in pairs]
         ranks = range(len(parts)) if placement is None else placement
         # Neighbouring stages on one rank need no message: a buffer received by one may
         # be part of the graph of another.

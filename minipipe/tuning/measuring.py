@@ -399,9 +399,8 @@ def _held(
 
 def _passed(payload: Payload) -> Passed:
     arrays = [array for array in payload.arrays if array is not None]
-    buffers: Buffers = {
-        _buffer(array): backend.num_bytes(buffer_of(array)) for array in arrays
-    }
+    own = map(buffer_of, arrays)
+    buffers: Buffers = {id(buffer): backend.num_bytes(buffer) for buffer in own}
     if not arrays:
         return Passed(buffers, 0)
     message = payload.to_message(may_be_on_device=True)
@@ -574,8 +573,7 @@ def measured_partition(
         layers = measure_on_this_rank(
             model, inputs, targets, loss, schedule.num_microbatches, REPEATS, seed, xp
         )
-        found = [
-            part.stop for part in layers.balance(schedule=schedule, recompute=recompute)
-        ]
+        parts = layers.balance(schedule=schedule, recompute=recompute)
+        found = [part.stop for part in parts]
     ends = objects.broadcast(group, 0, found, 'partition="measured"')
     return [range(start, end) for start, end in zip([0, *ends], ends)]

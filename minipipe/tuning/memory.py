@@ -184,19 +184,16 @@ def memory_of(
     """
     schedule = plan.schedule
     if U in schedule.kinds:
-        schedule = plan.program_of_run(
-            max(schedule.num_microbatches, _RUN * schedule.num_ranks)
-        ).schedule
+        count = max(schedule.num_microbatches, _RUN * schedule.num_ranks)
+        schedule = plan.program_of_run(count).schedule
     levels = memory_levels(schedule, costs.memory(schedule.num_stages))
     sent = in_flight(schedule, messages)
     found = []
     for rank in range(schedule.num_ranks):
-        own = [
-            layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)
-        ]
+        stages = schedule.stages_of(rank)
+        own = list(chain.from_iterable(map(plan.part, stages)))
         parameters, gradients, state = kept_bytes(own, optimiser)
         activations = int(max((during for during, _ in levels[rank]), default=0))
-        stages = schedule.stages_of(rank)
         versions = 0
         sums = sum(_sums(plan, stage, rank) for stage in stages)
         sums += _whole_layer(own)
@@ -223,9 +220,8 @@ def kept_bytes(
 
 def uses_in(layers: Iterable[Module]) -> list[Parameter]:
     """Return the uses of parameters in layers, each once."""
-    return list(
-        {id(use): use for layer in layers for use in parameters_of(layer)}.values()
-    )
+    uses = chain.from_iterable(map(parameters_of, layers))
+    return list({id(use): use for use in uses}.values())
 
 
 def _sums(plan: Plan, stage: int, rank: int) -> int:
@@ -235,9 +231,8 @@ def _sums(plan: Plan, stage: int, rank: int) -> int:
     ranks = plan.program.ranks_of(stage)
     uses = [use for use in uses_in(plan.part(stage)) if not use.is_summed]
     gradients = [(use.size, gradient_bytes([use])) for use in uses]
-    of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(
-        nbytes for _, nbytes in gradients
-    )
+    of_blocks = sum(nbytes for _, nbytes in gradients)
+    of_blocks *= most_sums_of_blocks(plan.gradient_blocks // len(ranks))
     each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
     place = len(ranks), ranks.index(rank)
     sizes = tuple(size for size, _ in each)

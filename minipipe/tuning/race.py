@@ -23,6 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from random import Random
 from statistics import median
@@ -373,9 +374,8 @@ class Race:
     def __init__(
         self, question: Question, group: ProcessGroup, make: MakePipeline
     ) -> None:
-        inputs, targets = (
-            _shared(group, given) for given in (question.inputs, question.targets)
-        )
+        inputs = _shared(group, question.inputs)
+        targets = _shared(group, question.targets)
         if inputs is None:
             where = "pass sample=(inputs, targets), on at least one rank"
             raise ArgumentError(f"{_CALL} needs a batch to measure: {where}.")
@@ -419,9 +419,8 @@ class Race:
             return found
         for number in numbers:
             choice = {**choices[number], "compile": "where-possible"}
-            found[number] = median(
-                time for _ in range(_COMPILED_TURNS) for time in self.turn(choice)
-            )
+            turns = (self.turn(choice) for _ in range(_COMPILED_TURNS))
+            found[number] = median(chain.from_iterable(turns))
         return found
 
     def run(
@@ -527,9 +526,8 @@ def turns(
         yield from shuffled([*kept, *rivals])
     while len(rivals) > 2 or num_turns < _LAST_TURNS:
         num_turns *= 2
-        rivals = sorted(rivals, key=lambda choice: median(times[choice]))[
-            : max(2, -(-len(rivals) // 2))
-        ]
+        rivals.sort(key=lambda choice: median(times[choice]))
+        rivals = rivals[: max(2, -(-len(rivals) // 2))]
         for _ in range(num_turns):
             if perf_counter() - begun > seconds:
                 return
@@ -568,9 +566,8 @@ def _as_data(choice: Choice) -> dict[str, Any]:
 
 def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
     parts = [range(start, end) for start, end in zip([0, *data["ends"]], data["ends"])]
-    schedule = replace(
-        Schedule.from_csv(data["csv"], data["name"]), frozen=frozenset(data["frozen"])
-    )
+    schedule = Schedule.from_csv(data["csv"], data["name"])
+    schedule = replace(schedule, frozen=frozenset(data["frozen"]))
     found = {"schedule": schedule, "partition": parts}
     return {**found, "recompute": data["recompute"], "replicas": data["replicas"]}
 

@@ -28,6 +28,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
+from itertools import chain
 from statistics import median
 from time import perf_counter, thread_time
 from types import ModuleType
@@ -547,9 +548,8 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     measured_on : str
         The description of the ranks for the result.
     """
-    samples = np.array(
-        [sample for rank in range(group.size - 1) for sample in _pair(group, rank)]
-    ).reshape(-1, 2)
+    pairs = (_pair(group, rank) for rank in range(group.size - 1))
+    samples = np.array([*chain.from_iterable(pairs)]).reshape(-1, 2)
     gathered = group.all_gather(
         samples, what="the times of messages, which are measured for schedule='auto',"
     )
@@ -557,9 +557,8 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     hosts = crowded_hosts(group, np)
     if group.rank:
         return Messages()
-    latency, bandwidth = fit_messages(
-        [(size, time) for own in gathered for size, time in own.tolist()]
-    )
+    every = chain.from_iterable(own.tolist() for own in gathered)
+    latency, bandwidth = fit_messages([(size, time) for size, time in every])
     all_cores = hosts.cores[0] if hosts is not None and len(hosts.cores) == 1 else None
     cores = at_work.cores if isinstance(at_work.cores, float) else all_cores
     return Messages(

@@ -74,9 +74,8 @@ def expected_seconds(
 
 def _seconds_of_an_operation(task: Task) -> float:
     rows, columns = (min(size, _LARGEST_PROBE) for size in (task.positions, task.width))
-    left, right = (
-        np.ones(shape, task.dtype) for shape in ((rows, columns), (columns, columns))
-    )
+    left = np.ones((rows, columns), task.dtype)
+    right = np.ones((columns, columns), task.dtype)
     times = []
     with limit_blas_threads(1):  # as on a rank
         for _ in range(9):

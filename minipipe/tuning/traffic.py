@@ -70,9 +70,8 @@ class Traffic:
         """Count the bytes that are sent inside this block."""
         # replaced on these objects alone: their class is unchanged
         for group, kind_of in self._kinds:
-            vars(group)["_post_send"] = partial(
-                self._count_and_post, group._post_send, kind_of
-            )
+            post = partial(self._count_and_post, group._post_send, kind_of)
+            vars(group)["_post_send"] = post
         try:
             yield
         finally:

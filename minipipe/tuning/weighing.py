@@ -292,10 +292,8 @@ def candidates(
         own = default_of(builder, "chunks_per_rank")
         several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
         for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
-            found = (
-                Candidate(name, count, chunks, replicas=replicas) for count in counts
-            )
-            for candidate in found:
+            for count in counts:
+                candidate = Candidate(name, count, chunks, replicas=replicas)
                 if _fits(candidate, num_ranks, num_layers):
                     yield candidate
 
@@ -575,9 +573,9 @@ class Choice(NamedTuple):
     def row(self) -> dict[str, Any]:
         """Return the choice as plain data: strings, numbers and lists."""
         figures = self._asdict()
-        candidate, _, partition = (
-            figures.pop(name) for name in ("candidate", "schedule", "partition")
-        )
+        del figures["schedule"]
+        candidate = figures.pop("candidate")
+        partition = figures.pop("partition")
         layers = [[part.start, part.stop] for part in partition]
         figures |= {"memory": list(self.memory), "gap": self.gap}
         return {**candidate._asdict(), "layers": layers, **figures}

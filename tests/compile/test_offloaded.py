@@ -41,6 +41,7 @@ def train(group, how, schedule, make=model):
         found += [each.grad.tobytes() for each in pipeline.parameters()]
         optimiser.step()
     found.append({n: w.tobytes() for n, w in pipeline.state_dict().items()})
+    found.append(pipeline.timeline().peak_activations)
     return found, pipeline.compile_report()
 
 
@@ -87,6 +88,31 @@ def test_recomputed_and_offloaded_activations_leave_the_bits():
     def both(group):
         eager, _ = train(group, False, schedule)
         assert train(group, True, schedule)[0] == eager
+
+    spawn(both, num_ranks=2)
+
+
+class Reads(nn.Module):
+    """Cannot be compiled."""
+
+    def forward(self, x):
+        return x * 2 if float(x.data.flat[0]) > 0 else x
+
+
+def test_eager_stages_among_compiled_ones_have_the_bits_of_eager_rows():
+    schedule = schedules.offloaded(schedules.interleaved_1f1b(2, 4), 1)
+
+    def mixed():
+        layers = model(8).layers
+        return nn.Sequential(*layers[:14], Reads(), *layers[14:])
+
+    def both(group):
+        eager, _ = train(group, False, schedule, mixed)
+        found, report = train(group, "where-possible", schedule, mixed)
+        assert found == eager
+        if group.rank == 0:
+            assert "stage 0 is compiled" in report
+            assert "stage 2 runs eagerly: layer 14, Reads" in report
 
     spawn(both, num_ranks=2)
 

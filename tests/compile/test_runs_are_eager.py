@@ -1,7 +1,5 @@
 """A run whose schedule updates weights has the bits of an eager one, compiled."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from minipipe import Pipeline, nn, optim, schedules, spawn
 from minipipe.compile import stage
 from minipipe.errors import ModelError, TensorError
 from minipipe.schedules import Schedule
-from tests.launch import covering, slowly
+from tests.launch import covering, sample_of, slowly
 
 WIDTH = 8
 SCHEDULES = ("pipedream", "vertical-sync", "2bw", "paci")
@@ -78,14 +76,13 @@ def test_replicas_have_the_bits_of_eager_ones(schedule):
     check(schedule, 4, replicas=2)
 
 
+LAYOUTS = [(1, 1), (2, 1), (4, 1), (4, 2)]  # ranks, and replicas
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "stash", "ranks", "optimiser"),
-    [
-        *product(
-            SCHEDULES, [True, False], [(1, 1), (2, 1), (4, 1), (4, 2)], ["SGD", "Adam"]
-        )
-    ],
+    sample_of(SCHEDULES, [True, False], LAYOUTS, ["SGD", "Adam"], strength=3),
 )
 def test_all_runs_have_the_bits_of_eager_ones(schedule, stash, ranks, optimiser):
     num_ranks, replicas = ranks
@@ -96,6 +93,10 @@ def test_all_runs_have_the_bits_of_eager_ones(schedule, stash, ranks, optimiser)
 def test_dropped_activations_are_computed_again_in_a_run():
     check("pipedream", 2, recompute=True)
     check(schedules.recomputed(schedules.pipedream(2, 12)), 2)
+
+
+def test_offloaded_activations_of_a_run_have_the_bits_of_eager_ones():
+    check(schedules.offloaded(schedules.pipedream(2, 12), 1), 2)
 
 
 def test_weights_of_a_run_that_are_used_twice_have_the_bits_of_eager_ones():

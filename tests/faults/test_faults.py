@@ -230,8 +230,13 @@ def test_a_rank_that_fails_in_a_sum_of_a_compiled_step_is_named_in_time(what):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 3, 5])
-@pytest.mark.parametrize("what", ["is_killed", "raises", "exits", "stops", "sleeps"])
+@pytest.mark.parametrize(
+    ("what", "rank"),
+    [
+        *(("is_killed", rank) for rank in (0, 3, 5)),
+        *(("raises", 3), ("exits", 5), ("stops", 0), ("sleeps", 3)),
+    ],
+)
 def test_a_rank_that_fails_in_a_layer_that_ranks_share_is_named_with_its_coordinates(
     what, rank
 ):

@@ -62,9 +62,7 @@ def test_so_they_are_with_another_array_module_on_which_nothing_falls_back_to_nu
 
 @needs_mpi
 @pytest.mark.slow  # in short: test_over_mpi.py
-@pytest.mark.parametrize(
-    ("num_ranks", "module"), [(2, []), (3, []), (5, []), (3, ["strict"])]
-)
+@pytest.mark.parametrize(("num_ranks", "module"), [(2, []), (5, []), (3, ["strict"])])
 def test_so_they_are_through_mpirun(num_ranks, module):
     num_steps = examples(40).max_examples
     done = mpirun(

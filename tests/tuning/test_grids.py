@@ -84,9 +84,9 @@ def test_two_ranks_send_and_hold_what_is_promised():
 @pytest.mark.parametrize(
     ("task", "num_ranks", "count"), [(TINY, 1, 1), (FOUR, 4, 8), (EIGHT, 8, 12)]
 )
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_so_does_every_grid_of_more_ranks(task, num_ranks, count, dtype):
-    task = replace(task, dtype=dtype)
+def test_so_does_every_grid_of_more_ranks(task, num_ranks, count):
+    # in float64 over MPI: test_compare.py
+    task = replace(task, dtype="float32")
     rows = compared(task, num_ranks)
     assert len(rows) == count == len({row["grid"] for row in rows})
     assert_as_promised(rows, task)

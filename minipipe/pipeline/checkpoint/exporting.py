@@ -8,12 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from minipipe.errors import (
-    ArgumentError,
-    CheckpointError,
-    FileError,
-    ParameterError,
-)
+from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.nn.module import check_state
@@ -145,7 +140,7 @@ def load_weights(
     if layout == "torch" and written_in == "minipipe":
         raise ArgumentError(
             f"{path} was written by minipipe in its own layout; leave out "
-            "layout='torch'.",
+            "layout='torch'."
         )
     known = layout or (written_in if written_in in _LAYOUTS else None)
     try:

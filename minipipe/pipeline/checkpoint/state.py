@@ -207,7 +207,7 @@ def names_of(pipeline: Pipeline, parameters: Iterable[Parameter]) -> list[str]:
             raise ArgumentError(
                 f"The optimiser has a parameter of shape {parameter.shape} that is "
                 "not in this pipeline. A pipeline "
-                "trains copies: give it pipeline.parameters().",
+                "trains copies: give it pipeline.parameters()."
             )
     return [names[id(parameter.owner)] for parameter in parameters]
 
@@ -364,6 +364,6 @@ def checked(
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError(
                 f"{name!r} is not a name for an optimiser; expected a string, such "
-                "as 'body'.",
+                "as 'body'."
             )
     return found

@@ -320,7 +320,7 @@ class Made(NamedTuple):
             raise ArgumentError(
                 "make(group) returned a pipeline on a Grid, which does not survive the "
                 "loss of a rank; expected Pipeline(model, group, …). With a grid, use "
-                "checkpoints.",
+                "checkpoints."
             )
         for other in made[2:]:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):

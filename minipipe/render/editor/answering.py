@@ -129,9 +129,8 @@ class Editor:
         known = signature(do).parameters
         needed = {name for name, it in known.items() if it.default is it.empty}
         if not needed <= set(arguments) <= set(known):
-            expected, given = (
-                ", ".join(names) or "nothing" for names in (known, arguments)
-            )
+            expected = ", ".join(known) or "nothing"
+            given = ", ".join(arguments) or "nothing"
             reason = f"The message {verb} takes {expected}"
             return self._refused(f"{reason}; this one has {given}.")
         try:
@@ -268,18 +267,15 @@ class Editor:
         if action is not None:
             chosen = Action.parse(json_value(action, str, "the action"))
         else:
-            fitting = [
-                choice for choice in choices if kind in (None, choice.action.kind)
-            ]
+            fitting = [it for it in choices if kind in (None, it.action.kind)]
             ready = [choice.action for choice in fitting if choice.is_ready]
             if len(ready) > 1 and kind is None:
                 offers = [str(each) for each in ready]
                 said = f"Rank {rank} may run {' or '.join(offers)}."
                 return _answer(said, offers=offers)
             if not fitting:
-                return self._refused(
-                    f"Rank {rank} has no {kind or 'action'} left to place."
-                )
+                missing = kind or "action"
+                return self._refused(f"Rank {rank} has no {missing} left to place.")
             chosen = ready[0] if ready else fitting[0].action
         problem = self.draft.refusal(rank, chosen, self.limit)
         if problem is not None:
@@ -360,11 +356,8 @@ class Editor:
             return []
         if self._named[0] != sizes:
             self._named = sizes, _built_as(*sizes)
-        return [
-            name
-            for name, built in self._named[1].items()
-            if built == (draft.placement, draft.rows)
-        ]
+        own = (draft.placement, draft.rows)
+        return [name for name, built in self._named[1].items() if built == own]
 
     # -- settings ----------------------------------------------------------------------
 
@@ -496,11 +489,8 @@ def _in_text(text: str, problem: Problem) -> list[int] | None:
     """Return the line and the cell of a problem in a text or CSV, both from 1."""
     if problem.rank is None or problem.step is None:
         return None
-    lines = [
-        n
-        for n, line in enumerate(text.splitlines(), 1)
-        if line.split("#", 1)[0].strip()
-    ]
+    every = enumerate(text.splitlines(), 1)
+    lines = [n for n, line in every if line.split("#", 1)[0].strip()]
     if problem.rank < len(lines):
         return [lines[problem.rank], problem.step + 1]
     return None

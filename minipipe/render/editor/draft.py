@@ -229,10 +229,9 @@ class Draft:
         """Return the draft without the actions that begin at a time or later in the
         timeline of the whole.
         """
-        ends = [
-            sum(span.start < time for span in row[: len(own)])
-            for row, own in zip(timeline.spans, self.rows)
-        ]
+        ends = []
+        for row, own in zip(timeline.spans, self.rows):
+            ends.append(sum(span.start < time for span in row[: len(own)]))
         return replace(self, rows=tuple(row[:end] for row, end in zip(self.rows, ends)))
 
     def without_last(self, rank: int) -> Draft:

@@ -93,9 +93,8 @@ class Sight:
         unit = self.timeline.unit
         busy = 0.0
         peaks = []
-        for spans, held, own in zip(
-            self.timeline.spans, self.timeline.held_activations, self.draft.rows
-        ):
+        every = self.timeline.held_activations
+        for spans, held, own in zip(self.timeline.spans, every, self.draft.rows):
             busy += sum(span.end - span.start for span in spans[: len(own)])
             peaks.append(max(held[: len(own)], default=0))
         # The limit counts pairs; on ranks with one stage these are microbatches.
@@ -122,10 +121,9 @@ class Sight:
     def data(self) -> dict[str, Any]:
         """Return the data of the player, its legend, figures and choices."""
         panels = (self.panel,)
-        choices = [
-            [[str(action), is_ready] for action, is_ready in row]
-            for row in self.choices
-        ]
+        choices = []
+        for row in self.choices:
+            choices.append([[str(action), is_ready] for action, is_ready in row])
         return {
             "player": self._pruned(player_data(panels)),
             "legend": legend(panels),
@@ -145,9 +143,8 @@ class Sight:
         data["sentences"]["finished"] = "has nothing placed from here on"
         panel["criticalPath"] = []
         messages = sorted(self.timeline.messages, key=lambda message: message.sent)
-        panel["messages"] = [
-            row for row, sent in zip(panel["messages"], messages) if sent.value in there
-        ]
+        pairs = zip(panel["messages"], messages)
+        panel["messages"] = [row for row, sent in pairs if sent.value in there]
         for rank, end, own in zip(panel["ranks"], self.ends, self.draft.rows):
             rank["actions"] = rank["actions"][: len(own)]
             rank["idle"] = [idle for idle in rank["idle"] if idle[0] < end]

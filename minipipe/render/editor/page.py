@@ -53,16 +53,14 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     (True, True)
     """
     first = editor.do_show()
-    puzzles = (
-        f"{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches"
-        for n, it in enumerate(PUZZLES, 1)
-    )
+    puzzles = []
+    for n, it in enumerate(PUZZLES, 1):
+        text = f"{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches"
+        puzzles.append(f'<option value="{n}">{text}</option>')
     link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
     whole = Template(_file("editor.html")).substitute(
         names=_options(editor.draft.name),
-        puzzles="".join(
-            f'<option value="{n}">{text}</option>' for n, text in enumerate(puzzles, 1)
-        ),
+        puzzles="".join(puzzles),
         home=link if home else "",
         starting=_STARTING[transport],
         first=as_json({**first, "player": None, "transport": transport}),

@@ -43,6 +43,5 @@ class Puzzle(NamedTuple):
         return known_bound(workload, Objective.MAKESPAN)
 
 
-PUZZLES = tuple(
-    Puzzle(**each) for each in json.loads(package_text("render/editor/puzzles.json"))
-)
+_TEXT = package_text("render/editor/puzzles.json")
+PUZZLES = tuple(Puzzle(**each) for each in json.loads(_TEXT))

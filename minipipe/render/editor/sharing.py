@@ -70,9 +70,8 @@ def _checked(
     name: Any, placement: list[Any], microbatches: Any, rows: list[Any]
 ) -> Draft:
     stages = tuple(json_value(rank, int, "a rank") for rank in placement)
-    actions = tuple(
-        tuple(map(Action.parse, json_value(row, str, "a row").split())) for row in rows
-    )
+    cells = (json_value(row, str, "a row").split() for row in rows)
+    actions = tuple(tuple(map(Action.parse, row)) for row in cells)
     draft = Draft(
         json_value(name, str, "the name")[:60],
         stages,

@@ -203,14 +203,12 @@ def _memory_steps(timeline: Timeline, rank: int) -> list[list[Any]] | None:
 
 def _colours(panels: Sequence[Panel]) -> dict[str, list[Fill]]:
     """Return the fills of each kind of action, by chunk."""
-    most_chunks = max(
-        (len(stages) for panel in panels for stages in panel.stages), default=1
-    )
-    fills = {kind: fill_of(kind) for kind in map(ActionKind, KINDS)}
-    return {
-        kind: [shade(fill, chunk) for chunk in range(most_chunks)]
-        for kind, fill in fills.items()
-    }
+    counts = (len(stages) for panel in panels for stages in panel.stages)
+    chunks = range(max(counts, default=1))
+    colours: dict[str, list[Fill]] = {}
+    for kind in map(ActionKind, KINDS):
+        colours[kind] = [shade(fill_of(kind), chunk) for chunk in chunks]
+    return colours
 
 
 def _sentences() -> dict[str, Any]:
@@ -377,10 +375,8 @@ def _themes() -> str:
 
 
 def _variables(theme: Theme) -> str:
-    return " ".join(
-        f"--{name.replace('_', '-')}: {colour};"
-        for name, colour in theme._asdict().items()
-    )
+    colours = theme._asdict().items()
+    return " ".join(f"--{name.replace('_', '-')}: {it};" for name, it in colours)
 
 
 def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
@@ -446,10 +442,9 @@ def _entry(picture: str, text: str) -> str:
 
 
 def _chart(panel: Panel, is_headed: bool) -> str:
-    facts = "".join(
-        f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
-        for name, value in _facts(panel)
-    )
+    facts = ""
+    for name, value in _facts(panel):
+        facts += f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
     note = ""
     if panel.timeline.note:
         note = f'<p class="notice">{escaped(panel.timeline.note)}</p>'

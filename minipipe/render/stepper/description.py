@@ -428,10 +428,8 @@ def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
-    about = {
-        name: getattr(message, name)
-        for name in ("source", "destination", "sent", "arrived")
-    }
+    names = ("source", "destination", "sent", "arrived")
+    about = {name: getattr(message, name) for name in names}
     has_arrived = message.arrived <= time
     return {
         "value": str(message.value),

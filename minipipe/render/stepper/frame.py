@@ -7,6 +7,8 @@ from __future__ import annotations
 import textwrap
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from math import ceil, floor
 
 from minipipe.render.panel import Panel
@@ -85,22 +87,19 @@ class Grid:
         if room != self.room:
             self.room, self.columns = room, self._lay_out(room)
             start = self.walkthrough.timeline.start
-            self.places = [
-                places_of(spans, start, self.columns) for spans in self.spans
-            ]
+            columns = self.columns
+            self.places = [places_of(spans, start, columns) for spans in self.spans]
         cursor = round(self.columns.column(snapshot.time))
         length = self.columns.total + (0 if self.walkthrough.is_timed else _BEYOND)
         jump = max(1, room // 2)  # the strip scrolls by half a screen at a time
         first = 0 if length <= room else max(0, (cursor - room // 4) // jump * jump)
         axis = draw_axis(self.columns, first, self.walkthrough.timeline.unit, margin)
-        marker = " " * (margin + min(cursor, max(0, length - 1)) - first) + paint_cells(
-            [("v", "1")], colour
-        )
-        rows = [
-            paint_cells(self._cells(snapshot, rank, cursor, first), colour).rstrip()
-            for rank in ranks
-        ]
-        return [axis, marker, *rows]
+        indent = margin + min(cursor, max(0, length - 1)) - first
+        lines = [axis, " " * indent + paint_cells([("v", "1")], colour)]
+        for rank in ranks:
+            cells = self._cells(snapshot, rank, cursor, first)
+            lines.append(paint_cells(cells, colour).rstrip())
+        return lines
 
     def _lay_out(self, room: int) -> Columns:
         """Choose one screen for everything if that fits, otherwise columns for the
@@ -109,9 +108,8 @@ class Grid:
         fitting = fit_columns([self.panel], room)
         if fitting.total <= room:
             return fitting._replace(band=room)
-        each = (label_width([self.panel], names_stages=True) + 1) / shortest_time(
-            [self.panel]
-        )
+        widest = label_width([self.panel], names_stages=True) + 1
+        each = widest / shortest_time([self.panel])
         most = (_MOST_COLUMNS * max(map(len, self.spans)) + room) / fitting.makespan
         # whole columns per unit, unless there is less than one
         if fitting.makespan.is_integer():
@@ -191,9 +189,8 @@ class Frame:
         self.grid = Grid(walkthrough)
         self.num_ranks = walkthrough.program.num_ranks
         self.margin = len(f"rank {self.num_ranks - 1} ")
-        self.label_width = max(
-            (len(str(a)) for row in walkthrough.program.actions for a in row), default=0
-        )
+        actions = chain(*walkthrough.program.actions)
+        self.label_width = max((len(str(action)) for action in actions), default=0)
 
     def draw(
         self, snapshot: Snapshot, width: int, height: int, focus: int | None = None
@@ -234,9 +231,8 @@ class Frame:
 
     def _head(self, snapshot: Snapshot, width: int) -> list[str]:
         place = describe_progress(self.walkthrough, snapshot)
-        name = fitted(
-            [self.name, self.walkthrough.schedule.name], width - len(place) - 2
-        )
+        names = [self.name, self.walkthrough.schedule.name]
+        name = fitted(names, width - len(place) - 2)
         event = fitted([describe_event(self.walkthrough, snapshot)], width)
         lines = [name.ljust(width - len(place)) + place, self._painted(event, _BOLD)]
         is_last = snapshot.number == len(self.walkthrough) - 1
@@ -247,16 +243,13 @@ class Frame:
         return lines
 
     def _messages(self, snapshot: Snapshot, width: int, room: int) -> list[str]:
-        found = [
-            describe_transit(self.walkthrough, snapshot, message)
-            for message in snapshot.messages
-        ]
+        describe = partial(describe_transit, self.walkthrough, snapshot)
+        found = list(map(describe, snapshot.messages))
         if not found:
             return ["no message in flight"]
         if len(found) > room:
-            found[max(0, room - 1) :] = [
-                f"and {len(found) - max(0, room - 1)} more messages"
-            ]
+            kept = max(0, room - 1)
+            found[kept:] = [f"and {len(found) - kept} more messages"]
         return [fitted([line], width) for line in found]
 
     def _verdict(self, width: int) -> list[str]:
@@ -308,20 +301,17 @@ class Frame:
             following = fitted(self._coming(rank, state), coming)
             text = describe_held(self.walkthrough, rank, state) if state.held else ""
             holding = fitted([text], held)
-            cells = (
-                self._coloured(rank, state, about)
-                + " " * (now - len(about) + 2)
-                + following.ljust(coming + 1)
-            )
+            gap = " " * (now - len(about) + 2)
+            cells = self._coloured(rank, state, about) + gap
+            cells += following.ljust(coming + 1)
             lines.append((self._label(rank, snapshot) + cells + holding).rstrip())
         return lines
 
     def _coming(self, rank: int, state: RankState) -> list[str]:
         """Return the next actions of a rank in several lengths: three, two and one."""
         first = state.position + (state.activity is Activity.RUNS)
-        coming = list(
-            map(str, self.walkthrough.program.actions[rank][first : first + 3])
-        )
+        row = self.walkthrough.program.actions[rank]
+        coming = list(map(str, row[first : first + 3]))
         return [" ".join(coming[:count]) for count in (3, 2, 1)]
 
     def _coloured(self, rank: int, state: RankState, text: str) -> str:
@@ -332,9 +322,8 @@ class Frame:
         if state.activity is Activity.RUNS and state.action is not None:
             length = len(str(state.action))
             chunk = self.grid.panel.chunk_of(rank, state.action)
-            return (
-                paint(text[:length], ground(state.action.kind, chunk)) + text[length:]
-            )
+            colours = ground(state.action.kind, chunk)
+            return paint(text[:length], colours) + text[length:]
         return text
 
 

@@ -229,9 +229,8 @@ class Stepper:
         if width < LEAST_SIZE[0] or height <= LEAST_SIZE[1]:
             self.screen.show(["too small; q quits"[:width]])
             return
-        lines = self.frame.draw(
-            self.walkthrough[self.number], width, height - 1, self.rank
-        )
+        snapshot = self.walkthrough[self.number]
+        lines = self.frame.draw(snapshot, width, height - 1, self.rank)
         only = f"only rank {self.rank} | " if self.rank is not None else ""
         self._fill(lines, self.notice or only + _KEYS)
 

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -291,9 +292,8 @@ class Walkthrough:
         self.flow = flow_of(self.program)
         joined = self.program.joined
         self.partners = {**joined, **dict(zip(joined.values(), joined))}
-        self._copy_ends = {
-            copy.action: copy.end for row in self.timeline.copies for copy in row
-        }
+        copies = chain(*self.timeline.copies)
+        self._copy_ends = {copy.action: copy.end for copy in copies}
         self._held_pairs = self._held()
         # by rank, the indices of its events
         self._own: list[list[int]] = [[] for _ in self.program.actions]
@@ -368,9 +368,8 @@ class Walkthrough:
         number = range(len(self))[index]
         event = self.events[number - 1] if 0 < number <= len(self.events) else None
         time = self._times[max(0, number - 1)]
-        states = tuple(
-            self._state(rank, number, time) for rank in range(self.program.num_ranks)
-        )
+        ranks = range(self.program.num_ranks)
+        states = tuple(self._state(rank, number, time) for rank in ranks)
         return Snapshot(number, time, event, states, self._messages_at(number))
 
     def __iter__(self) -> Iterator[Snapshot]:
@@ -487,9 +486,8 @@ class Walkthrough:
     # -- messages ----------------------------------------------------------------------
 
     def _messages_at(self, number: int) -> tuple[Message, ...]:
-        return tuple(
-            message for first, last, message in self._messages if first <= number < last
-        )
+        known = self._messages
+        return tuple(it for first, last, it in known if first <= number < last)
 
     def _gives_message(self, event: Event) -> bool:
         """Whether a value of an action travels to another stage, and no SEND of its own

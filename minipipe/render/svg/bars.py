@@ -109,22 +109,19 @@ class _BarsPage(NamedTuple):
         page = self.page
         letters = self.page.letters
         parts, y = page.head()
-        left = (
-            page.margin + max(letters.width("rank", name) for name in self.names) + 10
-        )
+        widest = max(letters.width("rank", name) for name in self.names)
+        left = page.margin + widest + 10
         room = (page.width - page.margin - left) / len(self.columns)
         for i, name in enumerate(self.names):
             baseline = y + 28 + i * _ROW + 0.75 * _HEIGHT
             parts.append(letters.draw("rank", left - 10, baseline, name))
         for i, (head, bars) in enumerate(self.columns.items()):
-            parts.append(
-                moved(left + i * room, y, self._column(head, bars, room - _GAP))
-            )
+            column = self._column(head, bars, room - _GAP)
+            parts.append(moved(left + i * room, y, column))
         y += 28 + len(self.names) * _ROW + 8
         legend = Legend(letters)
-        entries, bottom = legend.draw(
-            self._entries(legend), left, page.width - page.margin, y
-        )
+        right = page.width - page.margin
+        entries, bottom = legend.draw(self._entries(legend), left, right, y)
         sentences = []
         for head, bars in self.columns.items():
             labels = (f"{name} {bar.label}" for name, bar in zip(self.names, bars))
@@ -145,9 +142,8 @@ class _BarsPage(NamedTuple):
             yield moved(0, 28 + i * _ROW, self._bar(name, bar, scale, most))
 
     def _bar(self, name: str, bar: Bar, scale: float, most: float) -> Iterator[str]:
-        words = ", ".join(
-            f"{part} {size:g}" for part, size in bar.parts.items() if size
-        )
+        sizes = bar.parts.items()
+        words = ", ".join(f"{part} {size:g}" for part, size in sizes if size)
         words += f"; {self.marks} {bar.mark:g}" if bar.mark is not None else ""
         yield f"<title>{escaped(f'{name}: {words}')}</title>"
         x = 0.0

@@ -213,9 +213,8 @@ class _TimelinePage(Page):
             parts += drawn
         else:
             y += self.letters.line("tick")
-        captions = (
-            f"{caption(panel)}. {panel.timeline.note}".strip() for panel in self.panels
-        )
+        panels = self.panels
+        captions = (f"{caption(it)}. {it.timeline.note}".strip() for it in panels)
         title = self.title or f"Timeline of {', above '.join(self._names())}"
         described = " ".join([*captions, *self.notes])
         motion = self.motion.style if self.motion else None
@@ -228,17 +227,14 @@ class _TimelinePage(Page):
         """Return the space for names at the left, and for peaks at the right."""
         letters = self.letters
         gap = self.letters.scaled(8)
-        ranks = [
-            f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels
-        ]
+        most = [panel.timeline.num_ranks for panel in self.panels]
+        ranks = [f"rank {max(0, number - 1)}" for number in most]
         peaks: list[str] = []
         for strip in chain(*self.strips):
             peaks += map(strip.peak_label, range(len(strip.curves)))
         if self.is_animated:
-            peaks += [
-                idle_label(panel.timeline.makespan, panel.timeline.unit)
-                for panel in self.panels
-            ]
+            timelines = (panel.timeline for panel in self.panels)
+            peaks += (idle_label(it.makespan, it.unit) for it in timelines)
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
         return round(left) + self.margin, round(right) + self.margin
@@ -319,9 +315,8 @@ class _TimelinePage(Page):
         """Yield the times under the lowest lane, and their unit to the left of them."""
         y = top + self.letters.scaled(13)
         _, unit = scale_of(self.axis.unit)
-        yield self.letters.draw(
-            "unit", self.axis.left - self.letters.scaled(12), y, unit
-        )
+        left = self.axis.left - self.letters.scaled(12)
+        yield self.letters.draw("unit", left, y, unit)
         for time, text in self.axis.ticks:
             yield self.letters.draw("tick", self.axis.x(time), y, text)
 

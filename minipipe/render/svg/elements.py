@@ -66,9 +66,8 @@ def rect(
     '<rect fill="red" x="1" width="2" height="3"/>'
     """
     places = {"x": x, "y": y, "width": width, "height": height}
-    numbers = [
-        f'{name}="{number(at)}"' for name, at in places.items() if at is not None
-    ]
+    known = {name: at for name, at in places.items() if at is not None}
+    numbers = [f'{name}="{number(at)}"' for name, at in known.items()]
     return _element("rect", [look, *numbers, more], title)
 
 

@@ -86,21 +86,16 @@ class _GraphPage(Page):
         x = float(letters.scaled(18))
         self.lower = _ROW * max(map(len, columns), default=0)
         for i, column in enumerate(columns):
-            half = max(
-                (letters.width("node", name) / 2 + _PADDING for name in column),
-                default=0,
-            )
+            widths = (letters.width("node", name) for name in column)
+            half = max((width / 2 + _PADDING for width in widths), default=0)
             for row, name in enumerate(column):
-                self.places[name] = (
-                    x + half,
-                    self.lower / 2 + (row + 0.5 - len(column) / 2) * _ROW,
-                )
+                y = self.lower / 2 + (row + 0.5 - len(column) / 2) * _ROW
+                self.places[name] = (x + half, y)
                 self.halves[name] = half
                 self.column_of[name] = i
             x += 2 * half + _GAP
-        super().__init__(
-            max(round(x - _GAP + letters.scaled(18)), 200), title, (), letters
-        )
+        width = max(round(x - _GAP + letters.scaled(18)), 200)
+        super().__init__(width, title, (), letters)
         self.arrows = arrows
 
     def drawn(self) -> str:

@@ -144,9 +144,8 @@ class Labels:
                     width = text_width(
                         _written(lane, action._replace(kind=widest), form), 1
                     )
-                    self._longest[action.kind, form] = max(
-                        self._longest[action.kind, form], width
-                    )
+                    longest = self._longest[action.kind, form]
+                    self._longest[action.kind, form] = max(longest, width)
 
     def _has_room(
         self, kind: ActionKind, form: _Form, size: float, width: float
@@ -164,9 +163,8 @@ class Labels:
         form.
         """
         widths = self._widths[kind]
-        return sum(self._has_room(kind, form, size, width) for width in widths) / len(
-            widths
-        )
+        fitting = sum(self._has_room(kind, form, size, width) for width in widths)
+        return fitting / len(widths)
 
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
         # their words may be left out
@@ -181,15 +179,12 @@ class Labels:
         that fits into the most.
         """
         shares = {form: self._share(kind, form, self.size) for form in forms}
-        return next(
-            (form for form in forms if shares[form] >= _NEARLY_ALL),
-            max(forms, key=shares.__getitem__),
-        )
+        fitting = (form for form in forms if shares[form] >= _NEARLY_ALL)
+        return next(fitting, max(forms, key=shares.__getitem__))
 
 
 def _written(lane: Lane, action: Action, form: _Form) -> str:
     if form.names_kind or action.kind.is_of_rank:
-        return short_label(
-            action, form.names_stage and lane.panel.names_stage(lane.rank)
-        )
+        names_stage = form.names_stage and lane.panel.names_stage(lane.rank)
+        return short_label(action, names_stage)
     return str(action.microbatch)

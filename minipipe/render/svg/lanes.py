@@ -204,12 +204,8 @@ class LaneSize(NamedTuple):
         box = max(12, min(26, 480 // max(1, num_lanes)))
         strip = max(6, min(12, box // 2)) if num_strips else 0
         thin = max(4, box // 4)
-        pitch = (
-            box
-            + num_strips * (strip + 2)
-            + len(beside) * (thin + 2)
-            + max(4, min(10, box // 3))
-        )
+        pitch = box + num_strips * (strip + 2) + len(beside) * (thin + 2)
+        pitch += max(4, min(10, box // 3))
         strip = letters.scaled(strip) if strip else 0
         return cls(
             letters.scaled(box),
@@ -266,15 +262,10 @@ class Lane:
         self.spans = side_by_side(
             [s for s in row if s.end > s.start and not s.action.kind.is_communication]
         )
-        self.instants = [
-            start
-            for action, start, end in row
-            if start == end and action.kind is ActionKind.UPDATE
-        ]
+        updates = (span for span in row if span.action.kind is ActionKind.UPDATE)
+        self.instants = [start for _, start, end in updates if start == end]
         self.beside = panel.beside(rank)
-        self.slots = [
-            slot for slot in idle if not self._is_narrow(slot.start, slot.end)
-        ]
+        self.slots = [it for it in idle if not self._is_narrow(it.start, it.end)]
         self.runs: list[list[Span]] = []
         for span in self.spans:
             if self.runs and self._joins(self.runs[-1], span):
@@ -305,9 +296,8 @@ class Lane:
         if not all(self._is_narrow(*each[1:]) for each in (last, span)):
             return False
         is_within = (span.end - first.start) * self.axis.scale <= NARROW
-        return is_within or (
-            len(run) % TOGETHER > 0 and self._is_narrow(last.end, span.start)
-        )
+        is_near = self._is_narrow(last.end, span.start)
+        return is_within or (len(run) % TOGETHER > 0 and is_near)
 
     # -- boxes -------------------------------------------------------------------------
 

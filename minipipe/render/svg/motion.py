@@ -92,10 +92,8 @@ class Motion:
     def room_beside(self, panel: Panel) -> float:
         """Return the width that the running figures of a panel leave to its name."""
         end = panel.timeline.makespan
-        longest = max(
-            self._letters.width("total", _running(panel, part * end / 9))
-            for part in range(9)
-        )
+        texts = (_running(panel, part * end / 9) for part in range(9))
+        longest = max(self._letters.width("total", text) for text in texts)
         return self._axis.right - 2 * self._letters.scaled(18) - longest
 
     def _curtain(self, top: float, bottom: float) -> Iterator[str]:
@@ -118,9 +116,8 @@ class Motion:
         text = f"{time_of(saved, panel.timeline.unit)} less"
         if self._letters.width("node", text) < last - first:
             head = self._letters.scaled(8)
-            yield self._letters.draw(
-                "node", (first + last) / 2, middle - self._letters.scaled(7), text
-            )
+            y = middle - self._letters.scaled(7)
+            yield self._letters.draw("node", (first + last) / 2, y, text)
             line = path_data("M", first + head, middle, "H", last - head)
             yield path(paint("step"), line)
             heads = [arrow_head(first + 1, middle, -head, 0)]

@@ -118,10 +118,10 @@ def style_sheet(name: str) -> str:
     browsers, and dark colours. Boxes have the same colours on both backgrounds.
     """
     browser = f"font-family:{_BROWSER_FONTS};font-variant-numeric:tabular-nums;max-width:100%;height:auto"
-    rules = [
-        f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}"
-        for each, role in _ROLES.items()
-    ]
+    rules = []
+    for each, role in _ROLES.items():
+        colour = getattr(DARK, role.colour)
+        rules.append(f"#{name} .{each}{{{role.attribute}:{colour}}}")
     dark = "@media screen and (prefers-color-scheme:dark)"
     return f"@media all{{#{name}{{{browser}}}}}{dark}{{{''.join(rules)}}}"
 

@@ -126,10 +126,8 @@ def _cost(
 ) -> float:
     """Return how bad a place is, in rows away from its point."""
     is_crossed = any(map(place.box.overlaps, lines))
-    is_mistaken = any(
-        math.dist(place.near_end, point) < math.dist(place.near_end, own)
-        for point in points
-    )
+    distance = math.dist(place.near_end, own)
+    is_mistaken = any(math.dist(place.near_end, it) < distance for it in points)
     return place.rows + _CROSSED * is_crossed + _MISTAKEN * is_mistaken
 
 
@@ -267,9 +265,8 @@ class _TradeoffPage(Page):
         if all(t.counts_microbatches for t in self.batches):
             unit = "microbatches"
         words = f"peak of the fullest rank, in {unit}"
-        parts.append(
-            self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words)
-        )
+        middle = (self.left + self.right) / 2
+        parts.append(self.letters.draw("tick", middle, y + 4, words))
         legend = Legend(self.letters)
         entries, bottom = legend.draw(
             self._entries(legend), self.left, self.right, y + 22
@@ -318,13 +315,11 @@ class _TradeoffPage(Page):
         lines.append(path_data("M", left, 0, "V", _HEIGHT, "H", right))
         yield path(paint("grid"), "".join(lines))
         for amount in memory:
-            yield self.letters.draw(
-                "tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}"
-            )
+            x = self.x.at(amount)
+            yield self.letters.draw("tick", x, _HEIGHT + 15, f"{amount:g}")
         for bubble in bubbles:
-            yield self.letters.draw(
-                "reading", self.left - 7, self.y.at(bubble) + 4, f"{100 * bubble:g} %"
-            )
+            y = self.y.at(bubble) + 4
+            yield self.letters.draw("reading", left - 7, y, f"{100 * bubble:g} %")
         words = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
         yield (
             f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) '
@@ -360,9 +355,8 @@ class _TradeoffPage(Page):
         ]
         page = Box(self.left, 0, self.right, _HEIGHT)
         line = 1.15 * self.letters.size_of("choice")
-        places = place_names(
-            [point for point, _ in labels], widths, line, _GAP, page, lines
-        )
+        points = [point for point, _ in labels]
+        places = place_names(points, widths, line, _GAP, page, lines)
         for (point, words), callout in zip(labels, places):
             if words and callout is not None:
                 yield self._name(point, words, callout)
@@ -404,9 +398,8 @@ class _TradeoffPage(Page):
 
 def _sentence(of_batch: Tradeoff) -> str:
     """Describe a panel for screen readers."""
-    choices = "; ".join(
-        _described(choice, of_batch.counts_microbatches) for choice in of_batch.choices
-    )
+    counts = of_batch.counts_microbatches
+    choices = "; ".join(_described(choice, counts) for choice in of_batch.choices)
     ranks = counted(of_batch.num_ranks, "rank")
     batch = counted(of_batch.num_microbatches, "microbatch")
     return f"{ranks}, {batch}: {choices}."

@@ -183,9 +183,8 @@ class _Paths:
         """Return the time from the start of F on one stage, over the last stage, until
         the end of I on another.
         """
-        return (
-            self.to[-2] - self.to[first] + self.turn + self.back[-2] - self.back[last]
-        )
+        to_end = self.to[-2] - self.to[first]
+        return to_end + self.turn + self.back[-2] - self.back[last]
 
 
 class _Rank:

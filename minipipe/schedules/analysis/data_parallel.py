@@ -65,9 +65,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     p = schedule.num_ranks
     m = schedule.num_microbatches
     check_size(n * schedule.num_stages, n * m)
-    summed = _in_one_order(
-        schedule, [list(_with_sums(row)) for row in schedule.actions]
-    )
+    own = [list(_with_sums(row)) for row in schedule.actions]
+    summed = _in_one_order(schedule, own)
     number_of = schedule.number_of
     rows: list[list[Action]] = []
     for d in range(n):
@@ -98,9 +97,8 @@ def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
     for stage, kind, k in row:
         if kind is B or kind is W:
             own.setdefault(stage, []).append(k)
-    ends = {(s, k) for s, kind, k in row if kind is U} | {
-        (s, max(ks)) for s, ks in own.items()
-    }
+    ends = {(s, k) for s, kind, k in row if kind is U}
+    ends |= {(s, max(ks)) for s, ks in own.items()}
     ends -= {(s, k) for s, kind, k in row if kind is REDUCE_GRAD}
     due = {stage: sorted(k for s, k in ends if s == stage) for stage in own}
     left = {stage: sorted(microbatches) for stage, microbatches in own.items()}

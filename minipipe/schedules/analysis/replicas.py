@@ -35,9 +35,8 @@ def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
     """
     found: dict[Pipeline, list[int]] = {}
     for k in range(table.num_microbatches):
-        found.setdefault(
-            tuple(table.rank_of(stage, k) for stage in range(table.num_stages)), []
-        ).append(k)
+        ranks = tuple(table.rank_of(stage, k) for stage in range(table.num_stages))
+        found.setdefault(ranks, []).append(k)
     return found
 
 
@@ -54,15 +53,15 @@ def gradient_sums(table: ActionTable) -> list[Members]:
     """
     flow = flow_of(table)
     met = defaultdict[tuple[object, ...], dict[int, Action]](dict)
-    kinds = {
-        kind for kind in table.kinds if KINDS[kind].meets and not KINDS[kind].message
-    }
+    own = (kind for kind in table.kinds if not KINDS[kind].message)
+    kinds = {kind for kind in own if KINDS[kind].meets}
     for rank, row in enumerate(table.actions if kinds else ()):
         for position, action in enumerate(row):
             if action.kind in kinds:
                 met[flow.meeting(rank, position).key][rank] = action
     sums = (met[key] for key in sorted(met))
-    return [
-        tuple(each[rank] for rank in table.ranks_of(min(each.values()).stage))
-        for each in sums
-    ]
+    found = []
+    for each in sums:
+        ranks = table.ranks_of(min(each.values()).stage)
+        found.append(tuple(each[rank] for rank in ranks))
+    return found

@@ -208,9 +208,8 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
             names = f"{claim.bound:.12g} as the bound {name}, {is_given}"
             message = f"The certificate names {names}."
             raise ScheduleError.of(Code.MISMATCH, message)
-    return Finding(
-        value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING)
-    )
+    is_proved = claim.bound <= formulas[0].value * (1 + ROUNDING)
+    return Finding(value, formulas[0], is_proved)
 
 
 def _is_same(a: float, b: float) -> bool:

@@ -133,10 +133,8 @@ def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
     for is_alone in (False, True):
         groups = (it for it in _groups_of(timeline) if (len(it) == 1) == is_alone)
         spans = chain.from_iterable(groups)
-        found = _means(
-            ((action.kind, action.stage), end - start) for action, start, end in spans
-        )
-        times.update(found)
+        found = (((it.kind, it.stage), end - start) for it, start, end in spans)
+        times.update(_means(found))
     return times
 
 
@@ -193,9 +191,8 @@ def _message_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
     """
     for timeline in timelines:
         awaited = (message for message in timeline.messages if message.was_awaited)
-        yield from _means(
-            (it.size or 0.0, max(0.0, it.arrived - it.sent)) for it in awaited
-        )
+        samples = ((it.size or 0.0, it.arrived - it.sent) for it in awaited)
+        yield from _means((size, max(0.0, time)) for size, time in samples)
 
 
 def _sum_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
@@ -219,9 +216,8 @@ def _rounds_of(timeline: Timeline) -> Iterator[tuple[bool, Sample]]:
     for found in timeline.sums:
         if len(found.ranks) > 1:
             spans = (span for rank in found.ranks for span in timeline.spans[rank])
-            is_hidden = any(
-                span.start < found.end and span.end > found.begin for span in spans
-            )
+            begun = (span for span in spans if span.start < found.end)
+            is_hidden = any(span.end > found.begin for span in begun)
             part = found.size * (1 - 1 / len(found.ranks))
             yield is_hidden, (part, (found.end - found.begin) / 2)
 

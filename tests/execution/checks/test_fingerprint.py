@@ -12,7 +12,7 @@ from hypothesis import given
 
 from minipipe import Microbatches, Replicated, Tensor, nn, optim
 from minipipe.execution.checks.comparison import marks_of
-from minipipe.execution.checks.updates import Updates, _form, fingerprint
+from minipipe.execution.checks.updates import Updates, fingerprint, form_of_array
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
@@ -78,7 +78,7 @@ def test_32_elements_are_looked_at_at_most(shape, samples):
     """So many pages of a file are touched; and of a small array every element
     counts.
     """
-    _, positions = _form((samples, *shape), np.dtype(np.float32))
+    _, positions = form_of_array((samples, *shape), np.dtype(np.float32))
     size = samples * prod(shape)
     assert len(positions) == size if size <= 32 else 1 <= len(positions) <= 32
 
@@ -103,7 +103,7 @@ def test_of_a_large_array_the_rows_are_even_and_the_columns_multiples_of_the_gol
     """Of few columns each has its turn; of many, no column is far from one that is
     looked at.
     """
-    _, positions = _form((640, 1000), np.dtype(np.float32))
+    _, positions = form_of_array((640, 1000), np.dtype(np.float32))
     ratio = 144 / 89  # Fibonacci numbers: the ratio to four digits
     assert [position // 1000 for position in positions] == [20 * i for i in range(32)]
     assert np.allclose(
@@ -111,7 +111,7 @@ def test_of_a_large_array_the_rows_are_even_and_the_columns_multiples_of_the_gol
         [i * ratio % 1 * 1000 for i in range(32)],
         atol=3,
     )
-    _, positions = _form((640, 5), np.dtype(np.float32))
+    _, positions = form_of_array((640, 5), np.dtype(np.float32))
     assert [position % 5 for position in positions] == [i % 5 for i in range(32)]
 
 

@@ -14,7 +14,7 @@ import pytest
 from minipipe import checkpoint, spawn
 from minipipe.errors import CheckpointError
 from minipipe.pipeline.checkpoint import saving, storage
-from tests.launch import slowly
+from tests.launch import sample_of, slowly
 from tests.pipeline.checkpoint import small
 from tests.pipeline.checkpoint.seam import Crash, Seam, crashes, fails_once, is_full
 
@@ -98,12 +98,7 @@ def run(monkeypatch, folder, expected, act, keep, in_background):
 
 
 ACTS = {"crashes": crashes, "fails_once": fails_once, "is_full": is_full}
-EVERY = [
-    slowly(act, keep, back, 1)
-    for act in ACTS
-    for keep in (1, 2)
-    for back in (False, True)
-]
+EVERY = [slowly(*cell, 1) for cell in sample_of(ACTS, (1, 2), (False, True))]
 
 
 @pytest.mark.parametrize(
