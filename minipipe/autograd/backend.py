@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -73,24 +73,17 @@ def collective(function: Callable[..., Any]) -> Callable[..., Any]:
     return one_line(function)
 
 
-def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_host(
+    function: Callable[..., Any], reads_values: bool = True
+) -> Callable[..., Any]:
     """Return a function as :func:`one_line` does, which works on the host whatever the
-    module of its arrays, and reads values of inputs alone.
+    module of its arrays. It reads values of inputs alone, or only shapes and modules.
 
     A compiled section on a device has no part on the host: there the function is called
     before it.
     """
     function.is_on_host = True  # type: ignore[attr-defined]
-    function.reads_shapes = False  # type: ignore[attr-defined]
-    return one_line(function)
-
-
-def drawn_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as :func:`on_host` does, which reads no values, but the shape
-    and the module of its arrays.
-    """
-    function.is_on_host = True  # type: ignore[attr-defined]
-    function.reads_shapes = True  # type: ignore[attr-defined]
+    function.reads_values = reads_values  # type: ignore[attr-defined]
     return one_line(function)
 
 
@@ -482,7 +475,7 @@ def index_add(target: Array, index: Any, values: Array) -> None:
         target[...] = array_module(target).asarray(host)
 
 
-@drawn_on_host
+@partial(on_host, reads_values=False)
 def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -> Array:
     """Return random numbers from [0, 1) in float32, of the shape and module of
     ``like``, that depend on ``key`` alone.

@@ -76,7 +76,7 @@ class TracedElsewhere(Traced):
         if not getattr(function, "is_on_host", False):
             return function(*given)
         shown = given
-        if function.reads_shapes:  # type: ignore[attr-defined]
+        if not function.reads_values:  # type: ignore[attr-defined]
             shown = tuple(map(_shape_alone, given))
         try:
             form = _on_host(trace, function, shown)

@@ -217,7 +217,7 @@ class Row:
             yield from sent(f"send_{variable_of(own)}")
         yield "begun = now()"
         if is_forward and result is None:
-            yield f"losses[{k}] = {self._number(call)}"
+            yield f"losses[{k}] = float({call})"
             self.losses[k] = recorded.loss_dtype
         else:
             yield from _assigned(out, result, call)
@@ -228,10 +228,6 @@ class Row:
             self._state[own], self._form_by_value[own] = "arrays", result
         yield from self._behind_section(position, binding, section)
         yield from self._left_for_user(program, binding.action, out)
-
-    def _number(self, call: str) -> str:
-        """Return what reads the number that a section returns."""
-        return f"float({call})"  # quicker than item() of a number of NumPy
 
     def _is_output(self, program: StageProgram, action: Action) -> bool:
         """Return whether an action gives outputs for the user."""
