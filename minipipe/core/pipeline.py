@@ -4,8 +4,8 @@ Each call runs one row of instructions on each rank (``core/framing.py``)::
 
     HANDSHAKE | schedule, with its messages | FINITE | LOSS | U
 
-The public :class:`minipipe.Pipeline` extends this one with options, each of which is a
-pass over the rows, or handlers of its own.
+The public :class:`minipipe.Pipeline` runs the same executor. It has more calls and
+options, each of which is a pass over the rows, or handlers of its own.
 """
 
 from __future__ import annotations

@@ -153,7 +153,10 @@ def most(row, kinds, whose):
     return max(sum(rank[whose][kind] for kind in kinds) for rank in row["ranks"])
 
 
-def test_the_tables_of_grids_have_the_most_of_any_rank_and_the_medians_of_steps():
+def test_the_tables_of_grids_have_the_most_of_any_rank_and_the_medians_of_steps(
+    monkeypatch,
+):
+    monkeypatch.setenv("COLUMNS", "200")  # wide enough for steps of a busy machine
     found = report(tiny(), hosts=2)
     _, times, sent, held, *_ = str(found).split("\n\n")
     simulated = {each.grid: each for each in found.simulated}
