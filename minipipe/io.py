@@ -486,7 +486,8 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
     have no size.
     """
     status = os.fstat(descriptor)
-    is_pipe, total = stat.S_ISFIFO(status.st_mode), 0
+    is_pipe = stat.S_ISFIFO(status.st_mode)
+    total = 0
     # a file in one piece is not copied by the join
     length = max(1 << 20, min(status.st_size, 1 << 30))
     while True:

@@ -100,7 +100,8 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
     ... )
     [[10.0], [20.0]]
     """
-    expected, found = _form_of(bundle), _form_of(given)
+    expected = _form_of(bundle)
+    found = _form_of(given)
     if expected is None:
         return [given]
     if isinstance(bundle, dict):

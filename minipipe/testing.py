@@ -181,9 +181,12 @@ def one_process_step(
     >>> round(result.loss, 3), result.gradients["0.bias"].round(3)
     (18.667, array([8.]))
     """
-    x, y = samples(inputs, "inputs"), samples(targets, "targets")
+    x = samples(inputs, "inputs")
+    y = samples(targets, "targets")
     sizes = sizes_of(x.num_samples, num_microbatches, x, y)
-    inputs_of, targets_of, losses = x.cut(sizes), y.cut(sizes), [0.0] * len(sizes)
+    inputs_of = x.cut(sizes)
+    targets_of = y.cut(sizes)
+    losses = [0.0] * len(sizes)
     weights = shares(sizes, loss, loss_weight, targets_of)
     leaves = [leaf for each in model.parameters() for leaf in each.leaves.values()]
     found = []
@@ -280,8 +283,10 @@ def check_same_as_one_process(
         twin = copy.deepcopy(model).tied()
         twin.to(device).initialise(seed)
         xp = module_for(device)
-        x, y = samples(inputs, "inputs", xp=xp), samples(targets, "targets", xp=xp)
-        blocks, count = blocks_of(schedule), schedule.num_microbatches
+        x = samples(inputs, "inputs", xp=xp)
+        y = samples(targets, "targets", xp=xp)
+        blocks = blocks_of(schedule)
+        count = schedule.num_microbatches
         expected = one_process_step(twin, loss, x, y, count, seed, blocks=blocks)
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
 
@@ -296,7 +301,8 @@ def blocks_of(schedule: Schedule) -> list[list[int]]:
     >>> blocks_of(schedules.gpipe(2, 3)), blocks_of(schedules.chimera(2, 4))
     ([[0, 1, 2]], [[0, 1], [2, 3]])
     """
-    m, found = range(schedule.num_microbatches), []
+    m = range(schedule.num_microbatches)
+    found = []
     for stage in range(schedule.num_stages):
         ranks = schedule.ranks_of(stage)
         found.append(
@@ -348,7 +354,8 @@ def check_independent_of_microbatches(
     ...         pipeline, np.ones((8, 2)), np.ones((8, 1))
     ...     )
     """
-    state, first = pipeline.state_dict(), None
+    state = pipeline.state_dict()
+    first = None
     for count in counts:
         twin = Pipeline(
             pipeline.model,

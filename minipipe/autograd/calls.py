@@ -124,7 +124,9 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
     def each(text: str, first: int = 0) -> str:
         return "".join(text.format(i=i) for i in range(first, count))
 
-    t, n, a = f"({each('t{i}, ')})", f"({each('n{i}, ')})", f"({each('a{i}, ')})"
+    t = f"({each('t{i}, ')})"
+    n = f"({each('n{i}, ')})"
+    a = f"({each('a{i}, ')})"
     # else they are tensors already
     is_converted = operation.takes is not None and not operation.is_variadic
     taken = "takes(*given)" if is_converted else "given"

@@ -151,14 +151,18 @@ class Node:
         """Return what is to be computed from the complete gradient, and drop it here: a
         graph is walked once.
         """
-        plan, inputs, saved = self.plan, self.inputs, self.saved
+        plan = self.plan
+        inputs = self.inputs
+        saved = self.saved
         if plan is None:
             raise TensorError(
                 "no-graph",
                 "An earlier backward() has used and released the graph of this result. "
                 "Compute the result again, or add the losses and call backward() once.",
             )
-        self.plan, self.inputs, self.saved = None, (), ()
+        self.plan = None
+        self.inputs = ()
+        self.saved = ()
         return inputs, plan, saved
 
 

@@ -127,7 +127,8 @@ def arrays_in(item: Any) -> Iterator[Array]:
     >>> list(arrays_in(lambda g, rows=np.ones(2), factor=3.0: g * rows * factor))
     [array([1., 1.])]
     """
-    seen, coming = {id(vars(builtins))}, [item]
+    seen = {id(vars(builtins))}
+    coming = [item]
     while coming:
         item = coming.pop()
         if isinstance(item, _SEARCHED):

@@ -53,7 +53,8 @@ class setting(ContextDecorator):  # noqa: N801
     """
 
     def __init__(self, variable: ContextVar[Any], value: Any) -> None:
-        self._variable, self._value = variable, value
+        self._variable = variable
+        self._value = value
 
     def _recreate_cm(self) -> setting:
         # a separate setting for each call of a decorated function
@@ -148,16 +149,19 @@ class RandomKey:
 
     def begin(self, microbatch: int) -> None:
         """Go to the beginning of a microbatch of the same step."""
-        self.microbatch, self.layer = microbatch, None
+        self.microbatch = microbatch
+        self.layer = None
         self.sequence = self.num_draws = 0
 
     def enter(self, layer: int) -> None:
         """Go to a layer of the outermost sequence."""
-        self.layer, self.num_draws = layer, 0
+        self.layer = layer
+        self.num_draws = 0
 
     def leave(self) -> None:
         """Go out of the outermost sequence."""
-        self.layer, self.num_draws = None, 0
+        self.layer = None
+        self.num_draws = 0
         self.sequence += 1
 
 

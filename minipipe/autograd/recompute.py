@@ -45,7 +45,8 @@ class Recomputation:
     __slots__ = ("compute", "inputs", "roots")
 
     def __init__(self, inputs: list[Any], compute: Compute | None) -> None:
-        self.inputs, self.compute = inputs, compute
+        self.inputs = inputs
+        self.compute = compute
         self.roots: list[Node | None] = []
 
     @property
@@ -57,8 +58,10 @@ class Recomputation:
     def root(self, number: int) -> Node | None:
         """Return the node of one result; the first time, compute all of them again."""
         if self.compute is not None:
-            compute, self.compute = self.compute, None
-            inputs, self.inputs = self.inputs, []
+            compute = self.compute
+            self.compute = None
+            inputs = self.inputs
+            self.inputs = []
             self.roots = compute(inputs)
         return self.roots[number]
 
@@ -89,7 +92,8 @@ class RecomputedNode(Node):
         if self.recomputation is not None:
             if not isinstance(self.saved, tuple):
                 self.saved.take()
-            recomputation, self.recomputation = self.recomputation, None
+            recomputation = self.recomputation
+            self.recomputation = None
             root = recomputation.root(self.number)
             roots = [] if root is None else [root]
             self.plan = CUSTOM[len(roots)]

@@ -56,7 +56,8 @@ class WeightWork:
         """Add to every leaf on the weight side its gradient, and release the rest of
         the graph.
         """
-        postponed, self.postponed = self.postponed, {}
+        postponed = self.postponed
+        self.postponed = {}
         backward(postponed)
 
 

@@ -71,14 +71,19 @@ def _pass_gradients(walk: BackwardWalk, postponed: dict[Node, Array] | None) -> 
         gradient, node.pending = node.pending, None  # [2]
         if node.is_boundary:
             gradient = backend.contiguous(gradient)
-        inputs, plan, values = node.inputs, node.plan, node.saved
+        inputs = node.inputs
+        plan = node.plan
+        values = node.saved
         # as in Node.release, whose call takes as long as a step
         if type(node) is Node and plan is not None:
-            node.inputs, node.plan, node.saved = (), None, ()
+            node.inputs = ()
+            node.plan = None
+            node.saved = ()
         else:
             inputs, plan, values = node.release(gradient)
         # before anything is computed: the last one is freed
-        walk.order, walk.gradient = node.order, gradient
+        walk.order = node.order
+        walk.gradient = gradient
         if type(values) is not tuple or postponed is not None:
             inputs, plan, values = _taken(
                 inputs, plan, values, gradient, node.order, postponed
@@ -156,9 +161,11 @@ def _fitted(
 
     NumPy would broadcast or promote it in silence.
     """
-    name, kind = f"The gradient of {value.name} in {operation.name}", "it"
+    name = f"The gradient of {value.name} in {operation.name}"
+    kind = "it"
     if operation is CUSTOM[0].operation:
-        vjp, kind = values[0], "a vjp"
+        vjp = values[0]
+        kind = "a vjp"
         name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
     if not hasattr(contribution, "shape"):
         advice = "Compute with arrays, from g"

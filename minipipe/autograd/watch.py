@@ -77,6 +77,7 @@ def watch_everything() -> AbstractContextManager[Any]:
     Traceback (most recent call last):
     minipipe.errors.TensorError: An array of shape (1000,) was changed after the graph had recorded it ...
     """
-    token, until_left = current_mode.set(mode()._replace(watch=Watched)), ExitStack()
+    token = current_mode.set(mode()._replace(watch=Watched))
+    until_left = ExitStack()
     until_left.callback(current_mode.reset, token)
     return until_left

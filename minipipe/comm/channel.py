@@ -67,12 +67,10 @@ class SendChannel:
         what: Label = "",
     ) -> None:
         self.array = array
-        self._group, self._destination, self._tag, self._what = (
-            group,
-            destination,
-            tag,
-            what,
-        )
+        self._group = group
+        self._destination = destination
+        self._tag = tag
+        self._what = what
         self._request: Request | None = None
         self.is_over = True
 
@@ -144,7 +142,10 @@ class ReceiveChannel:
         self, group: ProcessGroup, array: Array, source: int, tag: int, what: Label = ""
     ) -> None:
         self.array = array
-        self._group, self._source, self._tag, self._what = group, source, tag, what
+        self._group = group
+        self._source = source
+        self._tag = tag
+        self._what = what
         # without this channel, which has the receive that has this
         self._allocate = partial(_allocated, array)
         self._request: Receive | None = None
@@ -277,7 +278,9 @@ class BroadcastChannel:
         what: Label = "",
     ) -> None:
         parent, children = group.tree(root)
-        self._group, self._tag, self._children = group, tag, children
+        self._group = group
+        self._tag = tag
+        self._children = children
         self._sending = [
             group.send_channel(shape, dtype, child, tag, what) for child in children
         ]
@@ -371,7 +374,8 @@ class ExchangeChannel:
         self._is_open = True
         if self._group.is_closed:
             self._group.check_open()
-        head, found = packed_step(step), {}
+        head = packed_step(step)
+        found = {}
         self._start(numbers, step, head)
         for source, receiving in self._receiving.items():
             parts = self._parts_of[source]

@@ -103,7 +103,9 @@ class Grid:
                 f"are {group.size}; expected a product of {group.size}.",
             )
         group = _by_host(group, hosts, tensor)
-        self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
+        self.group = group
+        self.replicas = data
+        self._sizes = (pipeline, data, tensor)
         self.fully_sharded = fully_sharded
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.

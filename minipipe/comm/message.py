@@ -287,7 +287,9 @@ class Receive(Request):
         expected: Expectation,
         settled: Callable[[], object] | None = None,
     ) -> None:
-        self._take, self._expected, self._settled = take, expected, settled
+        self._take = take
+        self._expected = expected
+        self._settled = settled
         self._array: np.ndarray | None = None
         self._error: MessageError | None = None
 
@@ -297,7 +299,8 @@ class Receive(Request):
             raise self._error
         if self._array is None:
             try:
-                array, out = self._take(self._expected, timeout), self._expected.like
+                array = self._take(self._expected, timeout)
+                out = self._expected.like
             except MessageError as error:
                 if error.code not in _NOT_YET:
                     self._error = error
@@ -325,7 +328,8 @@ class Given(Request):
     """The root's part of a broadcast: its own array, once it is sent."""
 
     def __init__(self, array: np.ndarray, sends: list[Request]) -> None:
-        self._array, self._sends = array, sends
+        self._array = array
+        self._sends = sends
 
     def wait(self, timeout: float | None = None) -> np.ndarray:
         """Return the array."""

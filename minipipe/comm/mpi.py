@@ -165,7 +165,8 @@ class MPIGroup(ProcessGroup):
             posted = self._spare.pop()
         else:
             posted = Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
-        posted.request, posted.is_over = self.comm.Irecv(posted.memory, *key), False
+        posted.request = self.comm.Irecv(posted.memory, *key)
+        posted.is_over = False
         self.posted[key] = posted
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
@@ -333,7 +334,8 @@ class MPIGroup(ProcessGroup):
         roles = self.activity.roles
 
         def waited() -> str:
-            who, since = titled(self.name(), roles), time.strftime("%H:%M:%S", began)
+            who = titled(self.name(), roles)
+            since = time.strftime("%H:%M:%S", began)
             return (
                 f"Rank {who} has waited {patience.spent:.1f} s, since {since}, for "
                 f"{words()}"
@@ -385,7 +387,8 @@ class MPIGroup(ProcessGroup):
         """Describe the messages that have arrived and for which no receive is
         posted.
         """
-        found, status = [], MPI.Status()
+        found = []
+        status = MPI.Status()
         for source, world_rank in enumerate(self.world_ranks):
             is_there = not self.is_closed and self.comm.Iprobe(
                 source, MPI.ANY_TAG, status

@@ -27,7 +27,8 @@ _ARRAY = "\0array"
 
 def join(description: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return a description and copies of arrays as one message, for :func:`split`."""
-    ends, starts = [_LENGTH.itemsize + len(description)], []
+    ends = [_LENGTH.itemsize + len(description)]
+    starts = []
     for array in arrays:
         starts.append(ends[-1] + -ends[-1] % _ALIGNMENT)
         ends.append(starts[-1] + array.nbytes)
@@ -50,7 +51,8 @@ def split(
 
     def take(name: str, shape: Sequence[int]) -> np.ndarray:
         nonlocal position
-        dtype, start = np.dtype(name), position + -position % _ALIGNMENT
+        dtype = np.dtype(name)
+        start = position + -position % _ALIGNMENT
         position = start + dtype.itemsize * math.prod(shape)
         return message[start:position].view(dtype).reshape(shape)
 

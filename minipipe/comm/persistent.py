@@ -180,7 +180,8 @@ class PersistentReceive(ReceiveChannel):
         # An array of another shape arrives whole, and the error says which.
         buffer = _Buffer(like, capacity=LONGEST)
         super().__init__(group, buffer.array, source, tag, what)
-        self._posted, self.key = group.posted, (source, group.mpi_tag(tag))
+        self._posted = group.posted
+        self.key = (source, group.mpi_tag(tag))
         self._buffer = buffer
         self._form = packed_form(like.dtype, like.shape)
         self._length = HEADER_SIZE + like.nbytes
@@ -208,7 +209,8 @@ class PersistentReceive(ReceiveChannel):
             or get_ident() != group.activity.thread
         ):
             group.check_open()
-        self._step, self._expected_header = step, packed_step(step) + self._form
+        self._step = step
+        self._expected_header = packed_step(step) + self._form
         if self.key not in self._posted:
             self._own.request.Start()
             self._own.is_over = False
@@ -237,7 +239,8 @@ class PersistentReceive(ReceiveChannel):
 
     def wait_in(self, step: int) -> None:
         """Wait for a message that a program has started to receive in a step."""
-        self._step, self._expected_header = step, packed_step(step) + self._form
+        self._step = step
+        self._expected_header = packed_step(step) + self._form
         own = self._own
         # most are late by the time of a few looks
         for _ in range(self._group.job.spins):
@@ -251,10 +254,13 @@ class PersistentReceive(ReceiveChannel):
         """Wait until the message has arrived, of whatever shape and dtype, and return
         its array.
         """
-        own, group, key = self._own, self._group, self.key
+        own = self._own
+        group = self._group
+        key = self.key
         if self._posted.get(key) is own and own.has_arrived():
             del self._posted[key]
-            posted, length = own, own.status.Get_count(MPI.BYTE)
+            posted = own
+            length = own.status.Get_count(MPI.BYTE)
         else:
             posted, length = group.arrival(key, self._awaited, timeout)
         is_whole = posted is own and length == self._length
@@ -270,7 +276,8 @@ class PersistentReceive(ReceiveChannel):
     def _receive_body(self, body: MPI.Prequest, timeout: float | None) -> None:
         body.Start()
         if not body.Test():
-            nbytes, source = self.array.nbytes, self.key[0]
+            nbytes = self.array.nbytes
+            source = self.key[0]
             with self._group.inside_mpi(nbytes, source, self._awaited, timeout):
                 body.Wait()
 

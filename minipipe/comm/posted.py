@@ -32,9 +32,11 @@ class Posted:
     __slots__ = ("is_over", "is_spare", "memory", "request", "status")
 
     def __init__(self, memory: bytearray | memoryview, is_spare: bool) -> None:
-        self.memory, self.is_spare = memory, is_spare
+        self.memory = memory
+        self.is_spare = is_spare
         self.request: Any = MPI.REQUEST_NULL
-        self.status, self.is_over = MPI.Status(), False
+        self.status = MPI.Status()
+        self.is_over = False
 
     def has_arrived(self) -> bool:
         """Return whether the message has arrived. It may be called again after that,

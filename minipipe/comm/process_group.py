@@ -116,7 +116,9 @@ class ProcessGroup(Familiar, ABC):
     ['0 of 3', '1 of 3', '2 of 3']
     """
 
-    takes_device_arrays, note, clock_offset = False, "", 0.0
+    takes_device_arrays = False
+    note = ""
+    clock_offset = 0.0
     _num_serials = _num_programs = 0
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -995,7 +997,8 @@ def exchange(
     Collective, a round for each distance: a rank sends in the next one when it has
     received in this one.
     """
-    sends, received = [], []
+    sends = []
+    received = []
     try:
         for number, distance in enumerate(distances, 1):
             group.activity.round = number

@@ -71,7 +71,8 @@ class Switchboard:
         """Return once the condition holds and, if ranks take turns, it is this one's
         turn.
         """
-        patience, activity = Patience(timeout), self.activities[rank]
+        patience = Patience(timeout)
+        activity = self.activities[rank]
         activity.claim()
         with self.changed, activity.waiting(patience, wait.peer, wait.words):
             self.waits[rank] = wait

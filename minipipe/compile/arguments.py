@@ -48,7 +48,8 @@ class Arguments:
     """
 
     def __init__(self, num_slices: int, xp: ModuleType = np) -> None:
-        self._num_slices, self._is_in_numpy = num_slices, xp is np
+        self._num_slices = num_slices
+        self._is_in_numpy = xp is np
         self.inputs: dict[Place, str] = {}
         self.gradients: dict[Place, str] = {}
         self.results: dict[Place, list[str]] = {}
@@ -123,7 +124,8 @@ class Arguments:
 
     def _gradient(self, program: StageProgram, k: int, i: int) -> str:
         """Return a gradient of a stage's result, or of what it has passed on."""
-        place, came = (program.stage, k), program.recorded.came
+        place = (program.stage, k)
+        came = program.recorded.came
         count = 1 if came is None else len(came.shapes)
         if i >= count:
             return self._came[place][i - count]

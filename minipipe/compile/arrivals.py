@@ -48,7 +48,8 @@ class OtherForm(MessageError):
 
     def __init__(self, text: str, value: Any, message: Array) -> None:
         super().__init__("shape", text)
-        self.value, self.arrived = value, Arrived(message)
+        self.value = value
+        self.arrived = Arrived(message)
 
 
 def has_run(executor: Executor) -> bool:

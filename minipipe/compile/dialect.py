@@ -67,7 +67,8 @@ class Dialect:
     """
 
     def __init__(self, xp: ModuleType) -> None:
-        self.xp, self.is_numpy = xp, xp is np
+        self.xp = xp
+        self.is_numpy = xp is np
         self.has_out = is_ufunc(getattr(xp, "add", None))
         self.exact = self._functions(_EXACT)
         self.static = self._functions(_STATIC)

@@ -189,14 +189,16 @@ class Namespace(ModuleType):
         self, name: str, function: Any, given: tuple[Any, ...], options: Any
     ) -> Any:
         """Return an array of one value, noted; None for another function."""
-        trace, value = self._trace, self._trace.dialect.fill_value(function)
+        trace = self._trace
+        value = self._trace.dialect.fill_value(function)
         if name == "full":
             value = given[1]
         if type(value) not in (int, float) or not isfinite(value):
             return None
         plain = {key: plain_of(each) for key, each in options.items()}
         made = function(*plain_of(given), **plain)
-        full, shape = trace.callable(trace.dialect.xp.full), trace.written(made.shape)
+        full = trace.callable(trace.dialect.xp.full)
+        shape = trace.written(made.shape)
         text = f"{full}({shape}, {value!r}, dtype={trace.written(made.dtype)})"
         form = kept(trace, Form(text, f"{{out}}[...] = {value!r}"), made, ())
         return trace.note(form, made, ())

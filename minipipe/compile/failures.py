@@ -41,7 +41,8 @@ def compute_again(
         ``(stage, microbatch)``: gives the stage what its earlier slices have left.
     """
     action = executor.actions[executor.group.activity.position]
-    stage, k = executor.stages[action.stage], action.microbatch
+    stage = executor.stages[action.stage]
+    k = action.microbatch
     if stage.is_first:
         received = executor.batch.input(k)
     else:

@@ -127,7 +127,8 @@ def written_function(
     trace: Trace, function: Any, given: tuple[Any, ...], options: dict[str, Any]
 ) -> Form:
     """Return the form of a call of one of the functions that are listed here."""
-    dialect, xp = trace.dialect, trace.dialect.xp
+    dialect = trace.dialect
+    xp = trace.dialect.xp
     is_dot = function is getattr(xp, "dot", None)
     if is_dot and len(given) == 2 and is_array(given[0]):
         return product(trace, *given)  # a call less, the same product

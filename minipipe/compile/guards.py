@@ -23,7 +23,8 @@ from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.fully_sharded import Workspace
 from minipipe.schedules.action_table import ActionTable
 
-_data_of, _is_trained = attrgetter("data"), attrgetter("needs_gradient")
+_data_of = attrgetter("data")
+_is_trained = attrgetter("needs_gradient")
 _DEEPEST = 9  # nesting of attributes that is searched
 _FILLED = "_is_filled"  # a note that the first call of a module leaves
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
@@ -77,7 +78,8 @@ class Attributes:
     """
 
     def __init__(self, modules: Iterable[Module]) -> None:
-        self._modules, self.reason = list(modules), ""
+        self._modules = list(modules)
+        self.reason = ""
         self.key: tuple[Any, ...] = ()
         self._types = list(map(type, self._modules))
         self.is_foreign = any(map(is_foreign, self._modules))
@@ -151,7 +153,8 @@ class Attributes:
         return self._described_object(value, depth)
 
     def _described_builtin(self, value: Any, depth: int) -> Any:
-        own, kind = getattr(value, "__dict__", {}), type(value)
+        own = getattr(value, "__dict__", {})
+        kind = type(value)
         if isinstance(value, _VALUES):  # of a subclass
             return Same(kind), repr(value), self._described(own, depth + 1)
         if kind is dict:
@@ -226,7 +229,8 @@ class StageGuard:
     def __init__(
         self, module: Sequential, owners: list[Parameter], uses: list[Parameter]
     ) -> None:
-        self._owners, self._nodes = owners, [use.node for use in uses]
+        self._owners = owners
+        self._nodes = [use.node for use in uses]
         self.note_arrays()
         self._trained = list(map(_is_trained, self._nodes))
         self.attributes = Attributes(module.modules())

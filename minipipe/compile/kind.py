@@ -34,7 +34,9 @@ class Held(Kept):
     """
 
     def __init__(self, program: KindProgram, key: Key, inputs: Iterable[Array]) -> None:
-        self.program, self.key, self.slot = program, key, program.new_slot()
+        self.program = program
+        self.key = key
+        self.slot = program.new_slot()
         arrays = {f"x{i}": array for i, array in enumerate(inputs)}
         super().__init__(arrays, [(stash, self.slot) for stash in program.stashes])
 
@@ -91,23 +93,27 @@ class KindProgram:
     def __init__(
         self, recorded: Recorded, name: str, recorder: Recorder, pool: Pool
     ) -> None:
-        self.recorded, trace = recorded, recorded.trace
+        self.recorded = recorded
+        trace = recorded.trace
         sections = Sections(
             trace, name, gradients="leaves", parameters="read", keeps="values"
         )
-        self.source, self._sections = sections.source, sections
+        self.source = sections.source
+        self._sections = sections
         count = len(sections.lifetimes)
         leaves = [use.node for use in recorder.uses]
         self._functions = sections.bind(recorder.owners, leaves, [0] * count, pool)
         self.stashes = sections.stashes(self._functions)
-        self.num_slots, self._free = 0, list[int]()
+        self.num_slots = 0
+        self._free = list[int]()
         self._calls = {section: self._call(section) for section in trace.sections}
         self._last = list(trace.sections)[-1]
         backward = next((s for s in trace.sections if s.startswith("backward")), "")
         self._awaited = set(trace.inputs.get(backward, ()))
 
     def _call(self, section: str) -> SectionCall:
-        trace, parameters = self.recorded.trace, []
+        trace = self.recorded.trace
+        parameters = []
         for name in self._sections.parameters[section]:
             letters = name.rstrip("0123456789")
             parameters.append((name, letters, int(name[len(letters) :] or 0)))
@@ -169,7 +175,9 @@ class KindProgram:
 
     def take_gradients(self, held: Held, gradients: Sequence[Array | None]) -> None:
         """Take the gradients of results, after checking their form."""
-        variables, expected, given = self.recorded.trace.variables, [], []
+        variables = self.recorded.trace.variables
+        expected = []
+        given = []
         for i, gradient in enumerate(gradients):
             own = None if gradient is None else backend.contiguous(gradient)
             held.arrays[f"g{i}"] = own

@@ -26,7 +26,8 @@ class Names(dict[str, str]):
 
     def __init__(self, layout: Layout, section: int, **replaced: str) -> None:
         super().__init__(replaced)
-        self._layout, self._section = layout, section
+        self._layout = layout
+        self._section = section
 
     def __missing__(self, name: str) -> str:
         return self._layout.name(name, self._section)
@@ -52,7 +53,8 @@ class Layout:
     """
 
     def __init__(self, places: Places, stage: int | str) -> None:
-        self.places, self._stage = places, stage
+        self.places = places
+        self._stage = stage
         self._names: dict[str, str] = {}
         self._cell_names: dict[Cell, str] = {}
         self._temporaries: dict[object, tuple[str, Cell]] = {}
@@ -142,17 +144,20 @@ class Layout:
 
     def _name_view(self, variable: str, step: Step) -> bool:
         """Name a view after its array, unless another one has the name."""
-        places, line = self.places, step.line
+        places = self.places
+        line = step.line
         is_lasting = places.is_made_once(step) or places.is_of_inputs(variable)
         if not is_lasting or len(line.reads) != 1:
             return False
         (base,) = line.reads
         shown = self.name(places.root(base), step.section)
         expression = line.form.text.format_map(Names(self, step.section))
-        made, given = places.trace.variables[variable], places.trace.variables[base]
+        made = places.trace.variables[variable]
+        given = places.trace.variables[base]
         end = "x".join(map(str, made.shape))
         if line.form.text == f"{{{base}}}.T":
-            shown, end = self.name(base, step.section), "T"
+            shown = self.name(base, step.section)
+            end = "T"
         elif made.dtype != given.dtype:
             end = made.dtype.name
         name = f"{shown}_{end}"
@@ -270,7 +275,8 @@ class Layout:
 
 def _allocated(call: str, variable: Variable) -> str:
     """Return the expression of a new array, with its axes in the right order."""
-    shape, strides = variable.shape, variable.strides
+    shape = variable.shape
+    strides = variable.strides
     order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
     made = f"{call}{tuple(shape[axis] for axis in order)}, {variable.dtype.name})"
     if order == sorted(order):

@@ -210,7 +210,8 @@ def read_after(executor: Executor, names: Mapping[Any, str]) -> dict[str, list[s
     names : mapping of Value to str
         By what a message carries, the name of its array here.
     """
-    program, found = executor.program, dict[str, list[str]]()
+    program = executor.program
+    found = dict[str, list[str]]()
     for action, (value, peer, *_) in executor.routes.items():
         if action.kind not in (SEND_F, SEND_B):
             continue

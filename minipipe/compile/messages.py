@@ -59,7 +59,9 @@ class Message:
         (shape,), (dtype,) = form.shapes, form.dtypes
         assert shape is not None  # it is plain
         make: Any = group.send_channel if is_send else group.receive_channel
-        self.value, self.is_send, self.route = value, is_send, route
+        self.value = value
+        self.is_send = is_send
+        self.route = route
         self.name = f"{'send' if is_send else 'receive'}_{value}"
         self.channel = make(shape, dtype, route.peer, route.tag, route.words)
         self._parts: dict[str, Any] = self.channel.parts()

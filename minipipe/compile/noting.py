@@ -221,7 +221,8 @@ def _operator(
         left, right = (other, self) if is_reflected else (self, other)
 
         def write(trace: Trace) -> Form:
-            a, b = trace.written(left), trace.written(right)
+            a = trace.written(left)
+            b = trace.written(right)
             text = f"{in_brackets(a)} {symbol} {b}"
             if ufunc is None:
                 return Form(text)
@@ -240,7 +241,8 @@ def _in_place(name: str, symbol: str, ufunc: Any) -> Callable[..., Any]:
 
     def method(self: Any, other: Any) -> Any:
         def write(trace: Trace) -> Form:
-            a, b = trace.written(self), trace.written(other)
+            a = trace.written(self)
+            b = trace.written(other)
             text = f"{a} {symbol}= {b}"
             function = ufunc and trace.dialect.ufunc(ufunc)
             if function is None:

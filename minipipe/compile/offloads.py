@@ -42,7 +42,8 @@ class Kept:
     def __init__(
         self, arrays: dict[str, Array], slots: list[tuple[list[Any], int]]
     ) -> None:
-        self.arrays, self._slots = arrays, slots
+        self.arrays = arrays
+        self._slots = slots
 
     @property
     def graph(self) -> list[Any]:
@@ -78,7 +79,8 @@ def with_deletions(lines: Sequence[str], names: Collection[str]) -> list[str]:
     use(x, y)
     del x
     """
-    found, is_used = list[str](), set[str]()
+    found = list[str]()
+    is_used = set[str]()
     for line in reversed(lines):
         own = [name for name in _NAME.findall(line) if name in names]
         over = [name for name in dict.fromkeys(own) if name not in is_used]

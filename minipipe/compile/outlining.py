@@ -59,7 +59,8 @@ def outlined(
     repeat = best_repeat(statements, _saved, _always, _cost)
     if repeat is None:
         return "", list(statements)
-    parameters, returned = _parameters(repeat, local), _returned(repeat, statements)
+    parameters = _parameters(repeat, local)
+    returned = _returned(repeat, statements)
     calls = []
     for call in repeat.calls:
         given = ", ".join(f"{{{call[each]}}}" for each in parameters)

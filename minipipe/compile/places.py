@@ -207,7 +207,8 @@ class Places:
         """Return whether it is a view of an array that the caller gives."""
         if not self.is_view(name):
             return False
-        root, cell = self.root(name), self.cell(name)
+        root = self.root(name)
+        cell = self.cell(name)
         is_result = cell is not None and cell.result is not None
         is_callers = is_result or root[0] in self._given
         return is_callers and self._is_remade(name)
@@ -246,7 +247,8 @@ class Places:
     # -- analysis ----------------------------------------------------------------------
 
     def _numbered(self, lines: dict[str, list[Line]]) -> list[list[Step]]:
-        found, position = [], 0
+        found = []
+        position = 0
         for number, section in enumerate(self.sections):
             steps = []
             # Lines on the host come first: they read inputs alone.
@@ -286,7 +288,8 @@ class Places:
                 if leaf is None:
                     continue
                 (name,) = step.line.reads
-                maker, last = self.makers.get(name), before.get(leaf, -1)
+                maker = self.makers.get(name)
+                last = before.get(leaf, -1)
                 before[leaf] = step.position
                 if maker is None or last > maker.position:
                     continue
@@ -296,7 +299,8 @@ class Places:
 
     def _is_alone(self, name: str, maker: Step, step: Step) -> bool:
         """Return whether a variable is made for one contribution."""
-        line, uses = maker.line, self.uses[self.root(name)]
+        line = maker.line
+        uses = self.uses[self.root(name)]
         variable = self.trace.variables[name]
         return (
             not self.is_view(name)
@@ -310,7 +314,8 @@ class Places:
 
     def _fuse(self, name: str, maker: Step, leaf: int) -> None:
         maker.leaf = leaf
-        variable, position = self.trace.variables[name], maker.position
+        variable = self.trace.variables[name]
+        position = maker.position
         number = maker.section
         cell = Cell([name], variable, number, position, position, number)
         self.scratch[position] = cell
@@ -349,13 +354,15 @@ class Places:
 
     def _add_to_cell(self, name: str, variable: Variable, step: Step) -> None:
         """Put a variable into the cell of an operand that dies, or into a new one."""
-        uses, cell = self.uses[name], None
+        uses = self.uses[name]
+        cell = None
         if step.line.form.is_exact:
             cell = self._cell_of_operand(variable, step)
         if cell is None:
             cell = Cell([], variable, step.section, step.position, 0, step.section)
         cell.members.append(name)
-        cell.dies, cell.last_section = max(uses.positions), max(uses.sections)
+        cell.dies = max(uses.positions)
+        cell.last_section = max(uses.sections)
         self.cells[name] = cell
 
     def _cell_of_operand(self, variable: Variable, step: Step) -> Cell | None:

@@ -45,9 +45,11 @@ class Printer:
     """
 
     def __init__(self, layout: Layout, number: int, is_static: bool) -> None:
-        self._layout, self._places = layout, layout.places
+        self._layout = layout
+        self._places = layout.places
         self._has_out = layout.places.trace.dialect.has_out
-        self._number, self._is_static = number, is_static
+        self._number = number
+        self._is_static = is_static
         self._names = Names(layout, number)
         self._slots: set[int] = set()
         self._parts: list[Statement] = []
@@ -89,7 +91,8 @@ class Printer:
         )
 
     def _parameters(self) -> tuple[str, ...]:
-        needed, places = self._layout.needs[self._number], self._places
+        needed = self._layout.needs[self._number]
+        places = self._places
         roots = {places.root(name) for name in needed}
         found = [self._names[name] for name in roots if self._is_given(name)]
         found.sort(key=lambda name: ("xgy".index(name[0]), int(name[1:])))
@@ -137,7 +140,8 @@ class Printer:
         return tuple(sorted(reads, key=lambda name: ("kxg".index(name[0]), name)))
 
     def _preparation(self) -> str:
-        lines, names = self._host_lines(), self._names_of_preparation()
+        lines = self._host_lines()
+        names = self._names_of_preparation()
         if not lines:
             return ""
         texts = [
@@ -155,7 +159,8 @@ class Printer:
 
     def _unpacked(self) -> Iterator[Statement]:
         """Yield the statements that take kept arrays out of their lists."""
-        layout, number = self._layout, self._number
+        layout = self._layout
+        number = self._number
         for i, kept in enumerate(layout.kept):
             if number in kept:
                 self._slots.add(i)
@@ -203,7 +208,8 @@ class Printer:
 
     def _results(self) -> Iterator[Statement]:
         """Yield the statements that copy results, and return those without axes."""
-        places, returned = self._places, []
+        places = self._places
+        returned = []
         for i, name in enumerate(places.trace.results[places.sections[self._number]]):
             if name == "None":
                 continue
@@ -217,7 +223,8 @@ class Printer:
 
     def _last_reads(self) -> dict[int, list[str]]:
         """Return the large arrays of NumPy's, by the position of their last use."""
-        places, last = self._places, dict[str, int]()
+        places = self._places
+        last = dict[str, int]()
         for step in places.steps[self._number]:
             line = step.line
             for name in (*line.makes, *line.reads, *line.changes):
@@ -238,7 +245,8 @@ class Printer:
     # -- lines -------------------------------------------------------------------------
 
     def _write(self, step: Step) -> None:
-        line, places = step.line, self._places
+        line = step.line
+        places = self._places
         if line.leaf is not None:
             self._write_contribution(line.leaf, step)
         elif step.leaf is not None:
@@ -280,8 +288,10 @@ class Printer:
 
     def _write_fused(self, leaf: int, step: Step) -> None:
         """Write a contribution that nothing else reads."""
-        own, scratch = self._names[f"d{leaf}"], self._layout.scratch(step)
-        first, more = self._into(step, own), self._into(step, scratch)
+        own = self._names[f"d{leaf}"]
+        scratch = self._layout.scratch(step)
+        first = self._into(step, own)
+        more = self._into(step, scratch)
         later = f"add({{{own}}}, {more}, {{{own}}})"
         if "[...] = " in more or more.startswith("copyto"):  # which return nothing
             later = f"{more}\nadd({{{own}}}, {{{scratch}}}, {{{own}}})"
@@ -292,17 +302,21 @@ class Printer:
         name = f"{{{self._names[variable]}}}"
         if self._is_static:
             own = f"{{{self._names[f'd{leaf}']}}}"
-            first, later = f"{own}[...] = {name}", f"add({own}, {name}, {own})"
+            first = f"{own}[...] = {name}"
+            later = f"add({own}, {name}, {own})"
             if not self._has_out:
                 later = f"{own}[...] += {name}"
             self._contribute(leaf, first, later, step)
             return
         own = f"{{{self._names[f'l{leaf}']}}}.grad"
-        first, more = f"{name}.copy()", f"add({own}, {name}, {own})"
+        first = f"{name}.copy()"
+        more = f"add({own}, {name}, {own})"
         if not self._has_out:
-            first, more = f"copied({name})", f"{own} + {name}"
+            first = f"copied({name})"
+            more = f"{own} + {name}"
         if self._places.trace.variables[variable].is_number:
-            first, more = f"asarray({name})", f"asarray({own} + {name})"
+            first = f"asarray({name})"
+            more = f"asarray({own} + {name})"
         self._add(f"{own} = {first} if {own} is None else {more}")
 
     def _contribute(self, leaf: int, first: str, later: str, step: Step) -> None:

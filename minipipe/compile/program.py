@@ -122,7 +122,8 @@ class Compiler:
             self.report = "runs eagerly in the step after one that failed"
             executor.run_eagerly(steps)
             return True
-        self.program, self.report = program, program.report
+        self.program = program
+        self.report = program.report
         self._tries.pop(key, None)
         try:
             program.run(executor)
@@ -229,7 +230,8 @@ class CompiledRow:
     def __init__(
         self, executor: Executor, recorders: dict[int, Recorder], is_strict: bool
     ) -> None:
-        self._recorders, self._trained = recorders, mode().is_enabled
+        self._recorders = recorders
+        self._trained = mode().is_enabled
         self.report = "\n".join(_reports(recorders, is_strict))
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
@@ -270,7 +272,8 @@ class CompiledRow:
         """Yield the attributes of the compiled layers, and of the loss among them."""
         for guard in self._guards:
             yield guard.attributes
-        last, objective = executor.program.num_stages - 1, executor.batch.objective
+        last = executor.program.num_stages - 1
+        objective = executor.batch.objective
         if objective.has_loss and any(part.stage == last for part in self._parts):
             yield attributes_of_loss(objective.loss)
 
@@ -387,7 +390,8 @@ class CompiledRow:
     def _raise_other_form(self, error: MessageError) -> None:
         """Raise an error again as one of the form of a message, if it is."""
         for channel, value in self._receives:
-            message, channel.other = channel.other, None
+            message = channel.other
+            channel.other = None
             if message is not None:
                 raise OtherForm(str(error), value, message) from None
 
@@ -430,7 +434,8 @@ def _stage_programs(
                 name = f"{stage}{suffix}"
                 sections = Sections(recorded.trace, name, how, keeps=keeps)
                 program = StageProgram(stage, suffix, recorded, sections)
-                program.is_static, program.leaves = how == "static", leaves
+                program.is_static = how == "static"
+                program.leaves = leaves
                 program.contributes = recorded.contributes
                 programs[id(recorded)] = program
             found[stage, k] = programs[id(recorded)]

@@ -80,7 +80,8 @@ class Recorded:
         """Why it cannot be compiled, if it cannot."""
         if self.twin is None or self.trace.reason is not None:
             return self.trace.reason
-        own, other = self.trace, self.twin.trace
+        own = self.trace
+        other = self.twin.trace
         is_like = own.sections == other.sections and own.functions == other.functions
         if is_like and own.constants.keys() == other.constants.keys():
             return None
@@ -128,10 +129,12 @@ class Recorder:
         kinds: Mapping[int, str],
         guard: type[StageGuard] = StageGuard,
     ) -> None:
-        self._stage, self._kinds = stage, kinds
+        self._stage = stage
+        self._kinds = kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
-        self.uses, self.owners = list(uses.values()), list(owners.values())
+        self.uses = list(uses.values())
+        self.owners = list(owners.values())
         self.guard = guard(stage.module, self.owners, self.uses)
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
@@ -146,7 +149,9 @@ class Recorder:
 
     def begin_row(self, kinds: Mapping[int, str]) -> None:
         """Record another row; what is half recorded is forgotten."""
-        self._kinds, self.kind_of, self._recording = kinds, {}, {}
+        self._kinds = kinds
+        self.kind_of = {}
+        self._recording = {}
         self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
         for each in self.kinds.values():
             if each.twin is not None and not each.twin.is_over:
@@ -363,7 +368,8 @@ class Recorder:
         self, recorded: Recorded, section: str, held: Any, gradient: Payload | None
     ) -> Iterator[tuple[Any, Payload | None]]:
         arrays = [held.seed] if gradient is None else gradient.arrays
-        count, k = len(arrays), recorded.microbatch
+        count = len(arrays)
+        k = recorded.microbatch
         arrays = [*arrays, *self.passed.gradients(k)]
         # A seed of another module than NumPy comes from the traced one.
         plain = map(backend.plain, arrays)
@@ -382,7 +388,8 @@ class Recorder:
     def _with_gradients(
         self, recorded: Recorded, payload: Payload, is_over: bool
     ) -> Payload:
-        count, k = len(payload.arrays), recorded.microbatch
+        count = len(payload.arrays)
+        k = recorded.microbatch
         further = self.passed.input_gradients(k)
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])

@@ -29,7 +29,8 @@ class Repeat:
     """
 
     def __init__(self, start: int, body: Sequence[Statement]) -> None:
-        self.start, self.body = start, list(body)
+        self.start = start
+        self.body = list(body)
         names = dict.fromkeys(name for each in body for name in each.names)
         made = {name for each in body for name in each.makes}
         self.made = [name for name in names if name in made]

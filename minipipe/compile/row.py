@@ -70,7 +70,8 @@ class Row:
     def __init__(
         self, executor: Executor, programs: Mapping[tuple[int, int], StageProgram]
     ) -> None:
-        self._executor, self._programs = executor, programs
+        self._executor = executor
+        self._programs = programs
         self._bindings = [
             binding
             for binding in executor.bindings
@@ -195,7 +196,8 @@ class Row:
     ) -> Iterator[str]:
         """Yield the lines of a computation of a compiled stage."""
         stage, kind, k = binding.action
-        recorded, is_forward = program.recorded, kind is F
+        recorded = program.recorded
+        is_forward = kind is F
         own = self._given(position).get("x" if is_forward else "g")
         result = recorded.result if is_forward else recorded.gradient
         section = program.section_of(kind)
@@ -238,7 +240,8 @@ class Row:
         """Return the names of the results of a section, and note where they lie: not in
         arrays of the program, if they are kept longer.
         """
-        recorded, is_forward = program.recorded, action.kind is F
+        recorded = program.recorded
+        is_forward = action.kind is F
         result = recorded.result if is_forward else recorded.gradient
         if result is None or action.kind in (R, W):
             return ["loss"] if is_forward else []
@@ -323,7 +326,8 @@ class Row:
 
     def _taken_out(self, program: StageProgram, binding: Binding) -> str:
         """Return the line that takes the values of a microbatch for its O."""
-        k, name = binding.action.microbatch, variable_of(binding.takes[0])
+        k = binding.action.microbatch
+        name = variable_of(binding.takes[0])
         slots = [
             f"(stash{i}_{program.name}, {program.slots[k][i]})"
             for i, (first, _) in enumerate(program.sections.lifetimes)
@@ -369,14 +373,16 @@ class Row:
         """Return the message of a SEND or a RECV."""
         is_send = binding.action.kind in (SEND_F, SEND_B)
         value = binding.takes[0] if is_send else binding.gives[0][1]
-        route, group = self._executor.routes[binding.action], self._executor.group
+        route = self._executor.routes[binding.action]
+        group = self._executor.group
         message = Message(variable_of(value), is_send, form, route, group)
         self.messages[message.name] = message
         return message
 
     def read_after(self) -> dict[str, list[str]]:
         """Return the received arrays after which each sent one has been read."""
-        routes, names = self._executor.routes, {}
+        routes = self._executor.routes
+        names = {}
         for binding in self._bindings:
             if binding.action in routes:
                 value = [*binding.takes, *(each for _, each in binding.gives)][0]
@@ -416,7 +422,8 @@ class Row:
 
     def _as_arrays(self, value: Any, form: Form) -> Iterator[str]:
         """Yield lines behind which the arrays of a value have names."""
-        state, name = self._state.get(value, "arrays"), variable_of(value)
+        state = self._state.get(value, "arrays")
+        name = variable_of(value)
         if state == "channel":
             route = self._routes[value]
             yield "awaited = now()"
@@ -438,7 +445,8 @@ class Row:
 
     def _as_payload(self, value: Any) -> Iterator[str]:
         """Yield lines behind which a value has the form in which handlers take it."""
-        state, name = self._state.get(value, "payload"), variable_of(value)
+        state = self._state.get(value, "payload")
+        name = variable_of(value)
         if state == "channel":
             yield from self._as_arrays(value, self._form_by_value[value])
             state = "arrays"
@@ -485,7 +493,8 @@ def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[st
 
 def memory_of(row: Row) -> RowMemory:
     """Print a row, and return it with the memory of its arrays."""
-    lines, layouts = list(row.lines()), dict[str, Layout]()
+    lines = list(row.lines())
+    layouts = dict[str, Layout]()
     for name, form in row.forms.items():
         for own, shape, dtype in zip(form.names(name), form.shapes, form.dtypes):
             if shape is not None:

@@ -138,7 +138,8 @@ class Sections:
         parameters: str = "static",
         keeps: str = "arrays",
     ) -> None:
-        is_static, self._reads = gradients == "static", parameters == "read"
+        is_static = gradients == "static"
+        self._reads = parameters == "read"
         places = Places(trace, is_static, not self._reads, keeps == "arrays")
         self._layout = Layout(places, stage)
         sections = places.sections

@@ -58,7 +58,9 @@ class CompiledStage:
     """
 
     def __init__(self, stage: Stage, pool: Pool, is_strict: bool) -> None:
-        self._stage, self._pool, self._is_strict = stage, pool, is_strict
+        self._stage = stage
+        self._pool = pool
+        self._is_strict = is_strict
         self._kinds: Mapping[int, str] = {}
         self._is_filled = False  # a first forward fills in parameters and the like
         self._recorder: Recorder | None = None
@@ -95,7 +97,8 @@ class CompiledStage:
         self._kinds = kinds
         recorder = self._recorder
         if recorder is not None and not recorder.guard.holds():
-            self._recorder, recorder = None, None
+            self._recorder = None
+            recorder = None
             self._programs.clear()
         if recorder is not None:
             recorder.begin_row(kinds)

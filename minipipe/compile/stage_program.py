@@ -87,7 +87,8 @@ class StageProgram:
         count = recorded.num_inputs
         if section == "forward":
             count = 1 if recorded.result is None else len(recorded.result.shapes)
-        names, variables = recorded.trace.results[section], recorded.trace.variables
+        names = recorded.trace.results[section]
+        variables = recorded.trace.variables
         return Form.of_variables([variables.get(name) for name in names[count:]])
 
     def section_of(self, kind: ActionKind) -> str:

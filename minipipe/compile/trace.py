@@ -147,7 +147,9 @@ class Trace:
             is_fresh=root is None and array is plain,
         )
         traced = self._wrapped(plain)
-        traced.trace, traced.name, traced.plain = self, name, plain
+        traced.trace = self
+        traced.name = name
+        traced.plain = plain
         traced.is_number = self.variables[name].is_number
         return traced
 
@@ -173,7 +175,8 @@ class Trace:
         if not self.is_plain(made):
             return made
         traced = TracedElsewhere()
-        traced.trace, traced.plain = self, made
+        traced.trace = self
+        traced.plain = made
         return traced
 
     @property
@@ -203,7 +206,8 @@ class Trace:
                 name = self._layers.get(number)
                 who = f"layer {number}, {name}," if name else f"layer {number}"
             self.reason = f"{who} {what}{_outside()}"
-            self.sections, self.constants = {}, {}
+            self.sections = {}
+            self.constants = {}
 
     # -- lines -------------------------------------------------------------------------
 
@@ -281,7 +285,8 @@ class Trace:
         self.sections[self._section].append(line)
 
     def _new(self, array: Any, given: tuple[Any, ...], may_view: bool) -> Traced:
-        name, self._num_variables = f"v{self._num_variables}", self._num_variables + 1
+        name = f"v{self._num_variables}"
+        self._num_variables = self._num_variables + 1
         root = None
         if getattr(array, "base", None) is not None:
             owner = buffer_of(array)
@@ -521,8 +526,11 @@ class NotingLeaf(Leaf):
 
     def __init__(self, leaf: Leaf, name: str, trace: Trace) -> None:
         super().__init__(leaf.shape or (), leaf.dtype)
-        self.shape, self.needs_gradient = leaf.shape, leaf.needs_gradient
-        self.leaf, self._number, self._trace = leaf, int(name[1:]), trace
+        self.shape = leaf.shape
+        self.needs_gradient = leaf.needs_gradient
+        self.leaf = leaf
+        self._number = int(name[1:])
+        self._trace = trace
 
     def add(self, contribution: Any, walk: BackwardWalk) -> None:
         """Add a contribution to the leaf itself, in the order of the walk."""

@@ -78,7 +78,9 @@ def _in_brackets(head: str, inside: str, tail: str, indent: int) -> Iterator[str
 
 def _parts(text: str) -> list[str]:
     """Return what stands between commas outside of brackets, with the commas."""
-    found, depth, start = [], 0, 0
+    found = []
+    depth = 0
+    start = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in "([{") - (token[0] in ")]}")
         if token[0] == "," and depth == 0:

@@ -77,7 +77,8 @@ class _Balance:
     def sums(self, bits: int, ks: Sequence[int], offsets: Sequence[int]) -> int:
         """Return the set of all sums of a microbatch and an offset."""
         if len(offsets) > len(ks):
-            bits, offsets = self.bits(offsets), ks
+            bits = self.bits(offsets)
+            offsets = ks
         found = 0
         for shift in offsets:
             found |= bits << shift if shift > 0 else bits >> -shift
@@ -116,7 +117,8 @@ class _Balance:
     def is_settled(self) -> bool:
         """Whether all needs are given, and all that is given is taken if it must be."""
         for place, noun in enumerate(self.nouns):
-            given, taken = self.given[place], self.taken[place]
+            given = self.given[place]
+            taken = self.taken[place]
             if self.needed[place] & ~given:
                 return False
             if given != taken and not noun.may_stay(

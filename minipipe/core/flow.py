@@ -113,10 +113,13 @@ class Flow:
 
     def __init__(self, table: Any) -> None:
         self.table = table
-        self.num_stages, self.num_slices = table.num_stages, table.num_slices
-        self.frozen, self.is_forward_only = table.frozen, table.is_forward_only
+        self.num_stages = table.num_stages
+        self.num_slices = table.num_slices
+        self.frozen = table.frozen
+        self.is_forward_only = table.is_forward_only
         self.first_backward_stage = table.first_backward_stage
-        self.message_cuts, self.tied = table.message_cuts, table.tied
+        self.message_cuts = table.message_cuts
+        self.tied = table.tied
         self.rows: Sequence[Sequence[Any]] = table.numbered
         self.num_ranks = len(self.rows)
         kinds_of = map(itemgetter(1), chain.from_iterable(self.rows))
@@ -250,7 +253,8 @@ class Flow:
         for (rank, kind, stage), sites in self._rows.items():
             if kind not in self.varied:
                 continue
-            known, codes = codes_of[kind, stage], self.codes[rank]
+            known = codes_of[kind, stage]
+            codes = self.codes[rank]
             cases = KINDS[kind].cases(sites)
             for position, k, case in zip(sites.positions, sites.microbatches, cases):
                 if case not in known:

@@ -43,7 +43,8 @@ def contiguous(a: Tensor) -> Tensor:
     ... )
     (False, True)
     """
-    before, node = a.data, a.node
+    before = a.data
+    node = a.node
     data = backend.contiguous(before)
     # a parameter itself adds up its gradients one by one
     if data is not before or isinstance(node, Leaf):

@@ -152,11 +152,14 @@ class _Stages:
     """
 
     def __init__(self, flow: Flow) -> None:
-        self.flow, self.plain = flow, copy(flow)
-        self.plain.num_slices, self.plain.positions = 1, {}
+        self.flow = flow
+        self.plain = copy(flow)
+        self.plain.num_slices = 1
+        self.plain.positions = {}
         self.plain.kinds = frozenset()
         self.pairs: dict[tuple[int, int], _Wrong] = {}
-        m, rows = flow.table.num_microbatches, flow.rows
+        m = flow.table.num_microbatches
+        rows = flow.rows
         bits = dict.fromkeys(KINDS, 0)
         bits.update((kind, 1 << number) for number, kind in enumerate(REGULAR))
         self.is_dense = flow.num_stages * m <= sum(map(len, rows))
@@ -227,7 +230,8 @@ class _Stages:
             yield fault.remark(1, "duplicate", sentence)
 
     def missing(self) -> Iterator[Remark]:
-        table, m = self.flow.table, self.flow.table.num_microbatches
+        table = self.flow.table
+        m = self.flow.table.num_microbatches
         for k in range(m):
             for stage in range(table.num_stages):
                 names, _ = self.pair(stage, self.kinds[stage * m + k])
@@ -286,7 +290,8 @@ def _unfit(
     and others too, unless their noun tells of that.
     """
     for number, (rank, position) in needs:
-        giver, noun = givers.get(number), NOUNS[flow.name_of(number)]
+        giver = givers.get(number)
+        noun = NOUNS[flow.name_of(number)]
         if giver is None:
             reason = "never given"
         elif noun.travels or (giver[0] == rank and giver[1] <= position):
@@ -335,7 +340,8 @@ def _told(flow: Flow) -> Iterator[Remark]:
         return  # a value that came late would block its rank
     done: set[tuple[Tell, int, int]] = set()
     for fault in faults(flow):
-        tell, stage = _teller(fault), fault.action[0]
+        tell = _teller(fault)
+        stage = fault.action[0]
         if (tell, fault.rank, stage) not in done:
             yield from tell(fault)
         if tell in ONCE:
@@ -360,7 +366,8 @@ def _other_replicas(flow: Flow) -> Iterator[Remark]:
 
 def _mixed_cuts(flow: Flow) -> Iterator[Remark]:
     """Yield what stays on a rank at a stage boundary at which others change ranks."""
-    rank_of, crosses = flow.table.rank_of, flow.table.crosses_ranks
+    rank_of = flow.table.rank_of
+    crosses = flow.table.crosses_ranks
     cuts: list[set[int]] = []
     for stage in range(flow.num_stages):
         uses = KINDS[HOME].uses(Site(flow, 0, 0, stage, 0)) or Uses()

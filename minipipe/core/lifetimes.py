@@ -71,7 +71,8 @@ def uncovered(flow: Flow) -> Iterator[Fault]:
 
 
 def _uncovered(flow: Flow, name: str, rank: int, codes: set[int]) -> Iterator[Fault]:
-    noun, row = NOUNS[name], flow.rows[rank]
+    noun = NOUNS[name]
+    row = flow.rows[rank]
     ends: defaultdict[int, list[_End]] = defaultdict(list)  # by stage, or by rank
     for position, numbers in _numbers_of(flow, rank, codes):
         for part, is_given in ((numbers.takes, False), (numbers.gives, True)):

@@ -72,7 +72,8 @@ class Changes:
     """
 
     def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
-        self.flow, self.sizes = flow, sizes
+        self.flow = flow
+        self.sizes = sizes
         parts = {name: {name, *noun.parts} for name, noun in NOUNS.items()}
         self._sized = {name for name in parts if not parts[name].isdisjoint(sizes)}
         self._states = {name for name in self._sized if NOUNS[name].keeps_weights}
@@ -80,7 +81,8 @@ class Changes:
 
     def of_row(self, rank: int) -> Iterator[Change]:
         """Yield the change of each instruction of a rank."""
-        codes, known = self.flow.codes[rank], self._known
+        codes = self.flow.codes[rank]
+        known = self._known
         for code in set(codes) - known.keys():
             known[code] = self._change(self.flow.rules[code])
         return map(known.__getitem__, codes)
@@ -95,7 +97,8 @@ class Changes:
             yield (during if during > held else held), held
 
     def _change(self, rule: Rule) -> Change:
-        site, uses = rule.site, KINDS[rule.kind].uses(rule.site)
+        site = rule.site
+        uses = KINDS[rule.kind].uses(rule.site)
         if uses is None:
             return Change()  # no legal table has such an instruction
         states = self._states

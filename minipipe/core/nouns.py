@@ -114,7 +114,8 @@ class Fault(NamedTuple):
 
     def remark(self, turn: int, code: str, sentence: str, *place: int) -> Remark:
         """Return a remark whose subject is the instruction."""
-        rank, position = self.rank, self.position
+        rank = self.rank
+        position = self.position
         action = self.flow.table.actions[rank][position]
         message = f"Rank {rank}, position {position}: {action} {sentence}"
         return Remark(code, message, rank, position, turn, place or (rank, position))
@@ -229,7 +230,9 @@ _Given = Mapping[int, tuple[int, str]]  # by microbatch, who gives its gradient
 
 def _gradients(fault: Fault) -> Iterator[Remark]:
     """Tell of all that is wrong with the gradients of a stage in a row."""
-    flow, rank, stage = fault.flow, fault.rank, fault.action[0]
+    flow = fault.flow
+    rank = fault.rank
+    stage = fault.action[0]
     given: dict[int, tuple[int, str]] = {}
     for kind in GRADIENTS:
         places = flow.sites(rank, kind, stage).places
@@ -274,8 +277,12 @@ def _early(
 
 def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
     """Tell if no REDUCE_GRAD, or no U, takes the last gradient of a stage."""
-    flow, rank, stage = fault.flow, fault.rank, fault.action[0]
-    last, kind, first = max(given), [*_VERBS][number], min(given.values())[0]
+    flow = fault.flow
+    rank = fault.rank
+    stage = fault.action[0]
+    last = max(given)
+    kind = [*_VERBS][number]
+    first = min(given.values())[0]
     takers = flow.sites(rank, kind, stage).microbatches
     is_due = kind == "U" or flow.num_replicas(stage) > 1
     if takers and takers[-1] < last:
@@ -328,10 +335,12 @@ def _disordered(fault: Fault) -> Iterator[Remark]:
     there = {kind: of_kind[k] for kind, of_kind in of_stage.items() if k in of_kind}
     if there.keys().isdisjoint("ROL"):
         return  # `core/order.py` finds it
-    before, latest = -1, -1
+    before = -1
+    latest = -1
     for at, order in sorted((at, _STATES.index(kind)) for kind, at in there.items()):
         if order > latest:
-            before, latest = at, order
+            before = at
+            latest = order
             continue
         sentence = f"comes before {fault.cell(_STATES[order])} (position {at}), which "
         blamed = fault._replace(position=before)

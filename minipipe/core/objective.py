@@ -42,7 +42,8 @@ class Objective:
     """
 
     def __init__(self, loss: Loss | None = None) -> None:
-        self.loss, self.scale = loss, 1.0
+        self.loss = loss
+        self.scale = 1.0
         self.targets: Sequence[Payload] | None = None
         self.shares: list[float] = []
         self.losses: dict[int, float] = {}
@@ -93,7 +94,8 @@ class Objective:
 
         The sum ascends through the microbatches, in whatever order these were computed.
         """
-        total, losses = 0.0, []
+        total = 0.0
+        losses = []
         for k in sorted(self.losses):
             losses.append(self.losses[k])
             # A microbatch that does not count may have a loss that is not a number,

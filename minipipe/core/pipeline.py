@@ -132,9 +132,13 @@ class Pipeline:
         if schedule.num_ranks != group.size:
             message = f"The schedule has {schedule.num_ranks} ranks, and the group "
             raise RankError(Code.WRONG_NUMBER, f"{message}{group.size}.")
-        layers, count = len(model.flat_layers), schedule.num_stages
+        layers = len(model.flat_layers)
+        count = schedule.num_stages
         parts = list(map(model.cut, partition or partition_evenly(layers, count)))
-        self.group, self.schedule, self.loss, self.seed = group, schedule, loss, seed
+        self.group = group
+        self.schedule = schedule
+        self.loss = loss
+        self.seed = seed
         self.num_steps = self._num_calls = 0
         self.rank_of = [schedule.ranks_of(stage)[0] for stage in range(count)]
         self._homes = _homes(model, parts, self.rank_of)
@@ -280,7 +284,8 @@ class Pipeline:
 
     def _deliver(self, executor: Executor, action: Action, finite: bool = True) -> None:
         """Run a LOSS: every rank gets the loss, and knows what others have found."""
-        batch, root = executor.batch, self.rank_of[-1]
+        batch = executor.batch
+        root = self.rank_of[-1]
         numbers = [float(finite)]
         is_last = self.group.rank == root
         if executor.call.loss is None:
@@ -344,7 +349,8 @@ def _agreed(numbers: np.ndarray, rank_of: Sequence[int]) -> int:
     RankError
         Code ``disagreement``.
     """
-    calls, lengths = numbers[:, :2], numbers[:, 2:]
+    calls = numbers[:, :2]
+    lengths = numbers[:, 2:]
     if (calls != calls[0]).any():
         each = [f"{_CALLS[call]} after {steps} steps" for call, steps in calls]
         message = f"The ranks make different calls: {', '.join(each)}."

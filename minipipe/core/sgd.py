@@ -53,8 +53,10 @@ class SGD:
         nesterov: bool = False,
     ) -> None:
         self.parameters = list(parameters)
-        self.learning_rate, self.momentum = learning_rate, momentum
-        self.weight_decay, self.nesterov = weight_decay, nesterov
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.nesterov = nesterov
         self._states: list[dict[str, Any]] = [{} for _ in self.parameters]
         if any(backend.is_half(one.dtype) for one in self.parameters):
             message = "Parameters in half precision need optim.SGD, which keeps"

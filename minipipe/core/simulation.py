@@ -63,7 +63,8 @@ def simulate(
     for kind, time in units.items():
         durations[kind] = [time] * table.num_stages
     result = times(flow, Rates(durations, [message_time] * table.num_stages))
-    held, peaks = pairs_of(flow), []
+    held = pairs_of(flow)
+    peaks = []
     for rank in range(table.num_ranks):
         peaks.append(max((int(during) for during, _ in held.levels(rank)), default=0))
     return Simulated(result.tasks, result.latest, tuple(peaks))

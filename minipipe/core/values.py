@@ -287,7 +287,9 @@ def _keys_and_values(site: Site, of_all: bool = False) -> tuple[Value, ...]:
     nothing is offloaded, those of the first slice and of the one before stand for all:
     each slice in between needs the one before it.
     """
-    setting, stage, k = site.setting, site.stage, site.microbatch
+    setting = site.setting
+    stage = site.stage
+    k = site.microbatch
     first = k - k % setting.num_slices
     others = range(first, k)
     if "O" not in setting.kinds and not of_all:
@@ -307,7 +309,8 @@ def _keys_and_values(site: Site, of_all: bool = False) -> tuple[Value, ...]:
 
 
 def _forward(site: Site) -> Uses:
-    setting, stage = site.setting, site.stage
+    setting = site.setting
+    stage = site.stage
     takes = (site.value("x"),) if stage > 0 else ()
     if stage == setting.num_stages - 1:
         gives = [site.value("result")]
@@ -347,7 +350,9 @@ def _backward_input(site: Site) -> Uses | None:
 
 def _gradients(site: Site) -> Uses:
     """Return the uses that B and I have in common."""
-    setting, stage, k = site.setting, site.stage, site.microbatch
+    setting = site.setting
+    stage = site.stage
+    k = site.microbatch
     is_rebuilt = site.has("R")
     takes = [site.value("rebuilt") if is_rebuilt else _state_of(site)]
     gives = []
@@ -479,8 +484,10 @@ def _has_states(setting: Flow) -> bool:
 
 def _states_of(sites: Sites) -> Iterable[object]:
     """Return the slice, and what R, O and L do with the states that it needs."""
-    setting, ks = sites.setting, sites.microbatches
-    n, kinds = setting.num_slices, setting.kinds
+    setting = sites.setting
+    ks = sites.microbatches
+    n = setting.num_slices
+    kinds = setting.kinds
     if kinds.isdisjoint(("R", "O", "L")):
         return [k % n for k in ks]
     again, loaded, away = (

@@ -102,14 +102,16 @@ class Batch(core.Batch):
         by_microbatch : dict of int to Payload
             The gradients of the arrays; None for an array that was not used.
         """
-        rows, inputs = [], self.inputs or []
+        rows = []
+        inputs = self.inputs or []
         for k, part in enumerate(inputs):
             own = by_microbatch.pop(k).arrays
             rows.append(list(map(_gradient, part.arrays, own)))
         if self.is_cut:  # copies, since two inputs that were added have one gradient
             found = [part.rebuilt(row) for part, row in zip(inputs, rows)]
             return Microbatches(list(map(copied, found)))
-        first, columns = inputs[0], list[Any]()
+        first = inputs[0]
+        columns = list[Any]()
         for i, column in enumerate(zip(*rows)):
             if column[0] is None:
                 columns.append(None)

@@ -92,7 +92,8 @@ def replicated(
         from minipipe.schedules import data_parallel
 
         return data_parallel(found, replicas)
-    p, m = found.num_ranks, found.num_microbatches
+    p = found.num_ranks
+    m = found.num_microbatches
     ways = [
         tuple(d * p + rank for rank in way)
         for d in range(replicas)

@@ -184,10 +184,8 @@ class Executor:
             _sent_at, [_schedule_of(row) for row in program.actions]
         )
         row = program.numbered[group.rank]
-        self._row, self.actions = (
-            _schedule_of(program.actions[group.rank]),
-            _schedule_of(row),
-        )
+        self._row = _schedule_of(program.actions[group.rank])
+        self.actions = _schedule_of(row)
         self._values: dict[Any, Any] = {}  # all but the graphs
         messages = (action for action in self.actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
@@ -206,11 +204,9 @@ class Executor:
             len(row),
         )
         end = begin + len(self.actions)
-        self._before, self._steps, self._after = (
-            steps[:begin],
-            steps[begin:end],
-            steps[end:],
-        )
+        self._before = steps[:begin]
+        self._steps = steps[begin:end]
+        self._after = steps[end:]
         self.sends: list[Request] = []  # not finished
         self._thread = get_ident()  # of the current run
         self.forget()
@@ -233,11 +229,9 @@ class Executor:
             Of the schedule in this run.
         finishes_sends : bool
         """
-        steps, observers, earlier = (
-            self._steps,
-            (*self._observers, *observers),
-            (self.call, self.batch),
-        )
+        steps = self._steps
+        observers = (*self._observers, *observers)
+        earlier = (self.call, self.batch)
         self.observers = observers
         if observers:
             steps = [
@@ -275,7 +269,8 @@ class Executor:
         activity.begin(self._name, self._row, batch.step, self._sent_at)
         self.call = self.batch = batch
         self._thread = get_ident()
-        self.place.seed, self.place.step = batch.seed, batch.training_step
+        self.place.seed = batch.seed
+        self.place.step = batch.training_step
 
     def run_eagerly(self, steps: Sequence[Step]) -> None:
         """Run the actions of the schedule, one after the other."""
@@ -383,7 +378,8 @@ class Executor:
         keeps those that it gives.
         """
         action, handler, _, _, is_only = binding
-        stage, is_timed = action.stage, binding.is_timed
+        stage = action.stage
+        is_timed = binding.is_timed
         wanted = [(self._dict_of(value), value) for value in binding.takes]
         kept_ones = [
             (place, self._dict_of(value), value) for place, value in binding.gives

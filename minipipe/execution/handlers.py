@@ -42,7 +42,8 @@ def forward(
     executor: Executor, action: Action, x: Payload | None = None
 ) -> tuple[Payload | None, Any]:
     """Run an F; on the last stage, with its loss."""
-    stage, k = executor.stages[action.stage], action.microbatch
+    stage = executor.stages[action.stage]
+    k = action.microbatch
     received = executor.batch.input(k) if x is None else x
     executor.place.begin(k)
     if stage.is_last:
@@ -55,7 +56,8 @@ def backward(
     executor: Executor, action: Action, graph: Any, g: Payload | None = None
 ) -> Payload:
     """Run a B."""
-    stage, k = executor.stages[action.stage], action.microbatch
+    stage = executor.stages[action.stage]
+    k = action.microbatch
     gradient = stage.backward(k, graph, g)
     if stage.is_first:
         executor.record.input_gradients[k] = gradient
@@ -67,7 +69,8 @@ def backward_input(
     executor: Executor, action: Action, graph: Any, g: Payload | None = None
 ) -> tuple[Payload, Any]:
     """Run an I."""
-    stage, k = executor.stages[action.stage], action.microbatch
+    stage = executor.stages[action.stage]
+    k = action.microbatch
     gradient, rest = stage.backward_input(k, graph, g)
     if stage.is_first:
         executor.record.input_gradients[k] = gradient
@@ -86,7 +89,9 @@ class Received(Pending):
     """A message from a neighbouring stage, which may still be under way."""
 
     def __init__(self, executor: Executor, route: Route) -> None:
-        self._value, self._record, self._xp = route.value, executor.record, executor.xp
+        self._value = route.value
+        self._record = executor.record
+        self._xp = executor.xp
         self.request = executor.early.pop(route.value, None) or executor.group.irecv(
             route.peer,
             route.tag,

@@ -48,7 +48,8 @@ class MemoryMeter:
         if self._not_counted is None:
             self._not_counted = executor.batch.arrays
         if action.kind in _BACKWARD:
-            stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
+            stage = executor.stages[action.stage]
+            graphs = executor.graphs[action.stage]
             own = next(
                 held
                 for value, held in graphs.items()
@@ -59,7 +60,8 @@ class MemoryMeter:
     def end(self, executor: Executor, action: Action) -> None:
         """Measure the bytes after a computation; the record gets them as well."""
         if not action.kind.is_communication and action.kind not in _WITHOUT_TIME:
-            stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
+            stage = executor.stages[action.stage]
+            graphs = executor.graphs[action.stage]
             self.held_bytes[action], of_rank = self.measure(
                 action, stage, roots_of(graphs.values())
             )
@@ -97,7 +99,8 @@ class MemoryMeter:
         """
         before = self._held.get(action.stage, 0)
         after = self._held[action.stage] = self._bytes_of(held, stage)
-        recomputed, self._recomputed = self._recomputed, 0
+        recomputed = self._recomputed
+        self._recomputed = 0
         others = sum(self._held.values()) - after
         return (after, recomputed), (
             others + after,

@@ -90,7 +90,8 @@ class BatchObjective(Objective):
         if metrics is not None or outputs is not False or type(scale) is not float:
             _check_asked(metrics, outputs, scale)
         super().__init__(loss)
-        self._loss_weight, self.scale = loss_weight, float(scale)
+        self._loss_weight = loss_weight
+        self.scale = float(scale)
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
         self._division = division
@@ -181,7 +182,8 @@ class BatchObjective(Objective):
         Collective among the ranks of the last stage if there is an ``exchange``
         function.
         """
-        self.targets, self._num_samples = targets, sum(sizes)
+        self.targets = targets
+        self._num_samples = sum(sizes)
         self.shares = []
         if self.loss is not None:
             self.shares = shares(sizes, self.loss, self._loss_weight, targets, exchange)
@@ -254,7 +256,9 @@ class BatchObjective(Objective):
         computed once more.
         """
         twin = copy(self)
-        twin.metrics, twin.where, twin.losses = {}, False, {}
+        twin.metrics = {}
+        twin.where = False
+        twin.losses = {}
         twin._division = None  # a rank that computes again compares nothing with others
         return twin
 
@@ -328,7 +332,8 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
 
 def _beside(tensor: Tensor, given: Any) -> Tensor:
     """Return the argument as a constant in the module and the dtype of a tensor."""
-    array, own = Tensor(given).data, tensor.data
+    array = Tensor(given).data
+    own = tensor.data
     return record(
         backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype))
     )
@@ -454,11 +459,13 @@ class GivenGradient:
     reduction = "sum"
 
     def __init__(self, function: Callable[[Any], Any] | None = None) -> None:
-        self._function, self.is_function = function, function is not None
+        self._function = function
+        self.is_function = function is not None
 
     def __call__(self, outputs: Bundle, gradients: Any) -> Tensor:
         """Return the sum of the products, of shape ()."""
-        tensors, total = tensors_in(outputs), None
+        tensors = tensors_in(outputs)
+        total = None
         if self._function is not None:
             gradients = self._function(
                 rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors])
@@ -559,11 +566,9 @@ class BatchLoss(float, Familiar):
         outputs: Any = None,
     ) -> BatchLoss:
         found = super().__new__(cls, loss)
-        found.losses, found.metrics, found.outputs = (
-            tuple(losses),
-            dict(metrics or {}),
-            outputs,
-        )
+        found.losses = tuple(losses)
+        found.metrics = dict(metrics or {})
+        found.outputs = outputs
         return found
 
     def item(self) -> float:

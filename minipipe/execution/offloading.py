@@ -65,7 +65,8 @@ class Loaded(Pending):
     """A graph whose arrays are read from a file."""
 
     def __init__(self, parked: Parked, held: Any) -> None:
-        self._parked, self._held = parked, held
+        self._parked = parked
+        self._held = held
         parked.read()
 
     @property
@@ -108,7 +109,8 @@ class Parked:
         self, roots: list[Node], kept: Iterable[Any], threads: ThreadPoolExecutor
     ) -> None:
         kept = list(kept)  # while their identities are compared
-        self._threads, self._nodes = threads, behind(roots)
+        self._threads = threads
+        self._nodes = behind(roots)
         buffers: dict[int, np.ndarray] = {}
         self._replace(
             partial(_taken_out, buffers, {id(buffer_of(array)) for array in kept})

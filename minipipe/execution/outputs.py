@@ -225,7 +225,8 @@ def _against_loss(
 ) -> Iterator[str]:
     """Yield the reasons why a loss does not fit the outputs of the last layer."""
     name = type(loss).__name__
-    own, ranks = getattr(loss, "group", group), list(group.world_ranks)
+    own = getattr(loss, "group", group)
+    ranks = list(group.world_ranks)
     if taken is Division.PART and list(own.world_ranks) != ranks:
         yield (
             f"{name} has the ranks {list(own.world_ranks)}, but the layers are divided "

@@ -83,7 +83,8 @@ def partition_by_stage_cost(
     for layer, cost in ((i, cost) for row in costs for i, cost in enumerate(row)):
         _COST.check(f"The cost of layer {layer}", cost)
     if placement is not None and len(placement) != num_stages:
-        given, expected = counted(len(placement), "rank"), counted(num_stages, "stage")
+        given = counted(len(placement), "rank")
+        expected = counted(num_stages, "stage")
         message = f"The placement has {given}; expected one for each of {expected}."
         raise ArgumentError(message)
     return smallest_largest_rank(
@@ -131,7 +132,8 @@ def partition_of(
     ... )
     ([range(0, 1), range(1, 4)], [range(0, 1), range(1, 4)])
     """
-    num_flat, num_stages = len(numbers), len(placement)
+    num_flat = len(numbers)
+    num_stages = len(placement)
     if partition is not None:
         parts = list(partition)
         is_of_model = (
@@ -145,13 +147,12 @@ def partition_of(
     else:
         costs = list(numbers if layer_costs is None else layer_costs)
         if len(costs) not in (num_flat, len(sizes)):
-            given, expected = counted(len(costs), "value"), counted(num_flat, "layer")
+            given = counted(len(costs), "value")
+            expected = counted(num_flat, "layer")
             message = f"layer_costs has {given}; expected one for each of {expected}."
             raise PartitionError("value", message)
-        parts, is_of_model = (
-            partition_by_cost(costs, num_stages, placement),
-            len(costs) != num_flat,
-        )
+        parts = partition_by_cost(costs, num_stages, placement)
+        is_of_model = len(costs) != num_flat
     starts = [0, *accumulate(sizes)] if is_of_model else range(num_flat + 1)
     return [range(starts[part.start], starts[part.stop]) for part in parts]
 
@@ -179,7 +180,8 @@ def check_partition(
         isinstance(part, range) and part and part.step == 1 for part in parts
     )
     if fits:
-        starts, ends = [part.start for part in parts], [part.stop for part in parts]
+        starts = [part.start for part in parts]
+        ends = [part.stop for part in parts]
         fits = starts == [0, *ends[:-1]] and ends[-1] == num_layers
     if not fits:
         raise PartitionError(
@@ -256,7 +258,8 @@ def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]
         return partition
     before = _sums_before(costs)
     first = _loads(before, placement, partition)
-    num_layers, num_stages = len(before[0]) - 1, len(placement)
+    num_layers = len(before[0]) - 1
+    num_stages = len(placement)
     num_kept = max(4, 40_000 // (num_layers * num_stages))
     # by number of layers used up
     ways: dict[int, list[_Way]] = {0: [((0,) * (max(placement) + 1), (0,))]}
@@ -355,7 +358,8 @@ def _most_even(before: Costs, limit: float) -> list[range]:
     cuts: list[list[int]] = []
     # how many stages are complete, each with at least one layer
     for closed, sums in enumerate(before):
-        new, cut = [worst] * (num_layers + 1), [0] * (num_layers + 1)
+        new = [worst] * (num_layers + 1)
+        cut = [0] * (num_layers + 1)
         for end in range(closed + 1, num_layers + 1):
             for start in range(end - 1, closed - 1, -1):
                 cost = sums[end] - sums[start]
@@ -369,7 +373,8 @@ def _most_even(before: Costs, limit: float) -> list[range]:
                     new[end], cut[end] = squares, start
         best = new
         cuts.append(cut)
-    partition, end = [], num_layers
+    partition = []
+    end = num_layers
     for cut in reversed(cuts):
         partition.append(range(cut[end], end))
         end = cut[end]

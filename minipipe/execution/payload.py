@@ -64,7 +64,9 @@ class Payload(NamedTuple):
         """Return the payload as one array, in NumPy's memory unless a single one may
         stay elsewhere.
         """
-        first, arrays, parts = self.arrays[0], list[np.ndarray](), list[Any]()
+        first = self.arrays[0]
+        arrays = list[np.ndarray]()
+        parts = list[Any]()
         if self.treedef is None and self._is_plain(first):
             is_here = may_be_on_device or type(first) is np.ndarray
             return first if is_here else backend.to_numpy(first)

@@ -49,10 +49,8 @@ _RUN = (
     "recompute",
     "overlap",
 )
-_HEAD, _ON_THE_RIGHT = (
-    ("layer", "", "stage", "rank", "parameters", "bytes"),
-    {0, 2, 3, 4, 5},
-)
+_HEAD = ("layer", "", "stage", "rank", "parameters", "bytes")
+_ON_THE_RIGHT = {0, 2, 3, 4, 5}
 
 
 class Plan:
@@ -251,10 +249,8 @@ class Plan:
         resolved = schedule_of_modules(
             len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches
         )
-        parts, model = (
-            [range(i, i + 1) for i in range(len(modules))],
-            Sequential(*modules),
-        )
+        parts = [range(i, i + 1) for i in range(len(modules))]
+        model = Sequential(*modules)
         needs = inputs_require_grad
         plan = cls(
             model,
@@ -548,10 +544,8 @@ class Plan:
         for stage, layers in enumerate(self.partition):
             for i in layers:
                 layer = rows[i]
-                size, nbytes = (
-                    layer.num_parameters,
-                    sum(p.nbytes for p in layer.parameters()),
-                )
+                size = layer.num_parameters
+                nbytes = sum(p.nbytes for p in layer.parameters())
                 mark = (
                     ""
                     if not size or any(p.requires_grad for p in layer.parameters())
@@ -565,7 +559,8 @@ class Plan:
                     f"{size:,}",
                     f"{nbytes:,}",
                 )
-                total_size, total_bytes = total_size + size, total_bytes + nbytes
+                total_size = total_size + size
+                total_bytes = total_bytes + nbytes
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 

@@ -60,7 +60,8 @@ class Record:
         did the work of all.
         """
         together = self.ran[-count:]
-        start, end = together[0][0], together[-1][1]
+        start = together[0][0]
+        end = together[-1][1]
         times = [start + (end - start) * i / count for i in range(count + 1)]
         self.ran[-count:] = [
             (*part, held) for part, (_, _, held) in zip(pairwise(times), together)

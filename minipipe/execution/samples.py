@@ -235,7 +235,8 @@ class Cut(Sequence[Payload]):
     __slots__ = ("rows", "whole")
 
     def __init__(self, whole: Payload, rows: list[slice]) -> None:
-        self.whole, self.rows = whole, rows
+        self.whole = whole
+        self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -255,7 +256,8 @@ def _view(part: Payload, *where: Any) -> Payload:
     """Return some of the samples, or of their positions; replicated arrays stay as they
     are.
     """
-    arrays, replicated = part.arrays, part.replicated
+    arrays = part.arrays
+    replicated = part.replicated
     if replicated:
         views = [a if i in replicated else a[where] for i, a in enumerate(arrays)]
     else:
@@ -324,7 +326,8 @@ def samples_of_share(given: Share, name: str, *how: Any) -> Samples:
     ... ).sizes
     (4, 4, 1)
     """
-    own, rows = samples(given.value, name, *how), given.rows
+    own = samples(given.value, name, *how)
+    rows = given.rows
     size = rows.stop - rows.start
     if own.is_cut or own.num_samples != size:
         raise MicrobatchError(
@@ -347,7 +350,8 @@ def _pytree(
         if given.dtype is dtype or kind in "iu":  # as it is, like most batches
             return Payload([given], [requires_grad and kind not in "iu"])
     leaves, treedef = flattened(given)
-    arrays, replicated = list[Array](), set[int]()
+    arrays = list[Array]()
+    replicated = set[int]()
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Microbatches):
             message = (
@@ -371,7 +375,8 @@ def _pytree(
 
 def _check_lengths(part: Payload, name: str) -> None:
     """Refuse arrays without samples, or with unequal numbers of them."""
-    divided, problem = _divided(part), ""
+    divided = _divided(part)
+    problem = ""
     if not divided:
         problem = "replicated" if part.replicated else "empty"
     elif any(array.ndim == 0 for array in divided):
@@ -444,7 +449,8 @@ def into_slices(
         )
         raise MicrobatchError("wrong-number", message)
     columns = split_microbatches(lengths.pop(), num_slices)
-    sizes, parts = even_sizes(given.num_samples, num_sequences), list[Payload]()
+    sizes = even_sizes(given.num_samples, num_sequences)
+    parts = list[Payload]()
     for part in given.cut(sizes):
         parts += [_view(part, slice(None), column, ...) for column in columns]
     return Samples(parts, tuple(size for size in sizes for _ in columns))

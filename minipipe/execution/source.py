@@ -102,15 +102,18 @@ def _with_schedule(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(executor: Executor) -> Iterator[str]:
-    program, rank = executor.program, executor.group.rank
+    program = executor.program
+    rank = executor.group.rank
     pending: set[Any] = set()
     yield f"def step(rank):  # rank {rank} of {program.name}"
-    indent, part = "    ", "before"
+    indent = "    "
+    part = "before"
     for action, binding in zip(program.actions[rank], executor.bindings):
         of_rank = binding.action.kind.declaration.of_rank
         if part == "before" and not of_rank:
             yield "    with rank.schedule():"
-            indent, part = "        ", "schedule"
+            indent = "        "
+            part = "schedule"
         elif part == "schedule" and of_rank:
             yield "        rank.finish_sends()"
             part = "after"

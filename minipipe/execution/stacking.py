@@ -40,7 +40,8 @@ class StackedWeights:
             executor.record.share_time_of_last(len(microbatches))
 
     def _run(self, executor: Executor, action: Action, rest: Any) -> None:
-        stage, k = action.stage, action.microbatch
+        stage = action.stage
+        k = action.microbatch
         microbatches = self._together.get(action, [k])
         waiting = executor.graphs[stage]
         waiting[Value("rest", stage, k)] = rest

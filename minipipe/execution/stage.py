@@ -202,7 +202,8 @@ class Stage:
         work.run()
 
     def _compute(self, k: int, received: Payload) -> tuple[list[StageInput], Any]:
-        tensors, inputs = [], []
+        tensors = []
+        inputs = []
         for array, is_wanted in zip(received.arrays, received.requires_grad):
             tensor = record(array)
             tensor.node = stage_input = StageInput(is_wanted, array)
@@ -222,17 +223,16 @@ class Stage:
     def _roots(self, k: int, held: Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return the start of the walk: nodes, and their gradients."""
         arrays = [held.seed] if gradient is None else gradient.arrays
-        roots, fits = {}, len(arrays) == len(held.results)
+        roots = {}
+        fits = len(arrays) == len(held.results)
         for array, (node, shape) in zip(arrays, held.results):
             if array is not None:
                 fits = fits and array.shape == shape
                 if node is not None:
                     roots[node] = array
         if not fits:
-            expected, given = (
-                [shape for _, shape in held.results],
-                [getattr(array, "shape", None) for array in arrays],
-            )
+            expected = [shape for _, shape in held.results]
+            given = [getattr(array, "shape", None) for array in arrays]
             message = (
                 f"Stage {self.index} passed on tensors of shapes {expected}; gradients "
                 f"of {given} came back."

@@ -60,7 +60,9 @@ class GradientSums:
         xp: ModuleType,
     ) -> None:
         program = plan.program
-        self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
+        self._group = group
+        self._xp = xp
+        self._ranks_of = program.ranks_of
         self.rank = group.rank
         # after the executor's tags
         first_tag = 2 * program.num_stages * program.num_microbatches
@@ -72,7 +74,8 @@ class GradientSums:
             for stage, kind, k in members
         }
         self.last_tag = first_tag + 2 * len(sums)
-        row, self._blocks = program.numbered[group.rank], dict[int, Blocks]()
+        row = program.numbered[group.rank]
+        self._blocks = dict[int, Blocks]()
         for index, stage in stages.items():
             num_blocks = plan.gradient_blocks // len(program.ranks_of(index))
             self._blocks[index] = Blocks(
@@ -199,14 +202,16 @@ class Blocks:
     """
 
     def __init__(self, leaves: list[Leaf], size: int) -> None:
-        self.leaves, self._size = leaves, size
+        self.leaves = leaves
+        self._size = size
         self.are_several = size > 0
         self.begin()
 
     def begin(self) -> None:
         """Begin a step."""
         # (number of blocks, their gradients)
-        self._num_noted, self._sums = 0, list[tuple[int, list[Array | None]]]()
+        self._num_noted = 0
+        self._sums = list[tuple[int, list[Array | None]]]()
 
     def note_gradient(self) -> None:
         """Note that the gradient of one more microbatch was added."""
@@ -288,7 +293,8 @@ class _SmallSum:
     ) -> None:
         gradients: list[Any] = [leaf.grad for leaf in leaves]
         self.times = [perf_counter(), 0.0, float(reduction.num_bytes)]  # as of _Sum
-        self._reduction, self.sends = reduction, reduction.sends
+        self._reduction = reduction
+        self.sends = reduction.sends
         reduction.begin([gradient.reshape(-1) for gradient in gradients], step)
 
     @property

@@ -78,7 +78,8 @@ def measured_timeline(
     """
     with_sums = repeat(program, 1 + len(ranks[0].changes))
     whole = _timed(with_sums)
-    rows, last = whole.schedule.actions, program.ranks_of(program.num_stages - 1)[0]
+    rows = whole.schedule.actions
+    last = program.ranks_of(program.num_stages - 1)[0]
     origin = min((rank.ran[0][0] for rank in ranks if rank.ran), default=0.0)
     is_memory_known = all(
         len(rank.memory) == len(row) for rank, row in zip(ranks, rows)
@@ -155,7 +156,8 @@ def _peak_activations(program: Program, rank: int, held_after: Sequence[int]) ->
     """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F
     holds its pair while it runs.
     """
-    held, peak = dict.fromkeys(program.stages_of(rank), 0), 0
+    held = dict.fromkeys(program.stages_of(rank), 0)
+    peak = 0
     for action, after in zip(program.schedule.actions[rank], held_after):
         held[action.stage] = after
         only_now = (
@@ -172,7 +174,8 @@ def _messages(
     """Yield every message between ranks. The program determines whose times a rank
     recorded.
     """
-    sends, receives = _values(program, "send"), _values(program, "receive")
+    sends = _values(program, "send")
+    receives = _values(program, "receive")
     sent = {
         value: (source, time - origin)
         for source, (rank, values) in enumerate(zip(ranks, sends))
@@ -181,10 +184,8 @@ def _messages(
     for destination, (rank, values) in enumerate(zip(ranks, receives)):
         for value, (awaited_from, arrived, size) in zip(values, rank.received):
             source, start = sent[value]
-            producer, consumer = (
-                program.as_written(value.producer),
-                program.as_written(value.consumer),
-            )
+            producer = program.as_written(value.producer)
+            consumer = program.as_written(value.consumer)
             was_awaited = awaited_from - origin <= start
             yield Message(
                 producer,

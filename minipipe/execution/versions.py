@@ -89,7 +89,9 @@ class ReplicaSums:
     """
 
     def __init__(self, program: Program, group: ProcessGroup, xp: ModuleType) -> None:
-        self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
+        self._group = group
+        self._xp = xp
+        self._ranks_of = program.ranks_of
         # after the executor's tags
         first_tag = 2 * program.num_stages * program.num_microbatches
         self._tags = {
@@ -166,7 +168,8 @@ class Updating:
         is_stashed: bool,
         sums: ReplicaSums,
     ) -> None:
-        row, changes = program.actions[rank], pairs_of(flow_of(program), with_away=True)
+        row = program.actions[rank]
+        changes = pairs_of(flow_of(program), with_away=True)
         updates = (
             (row[position], microbatches)
             for position, microbatches in applied(changes, rank).items()
@@ -182,7 +185,9 @@ class Updating:
         self._stages = {
             index: StageWeights(stage, is_stashed) for index, stage in stages.items()
         }
-        self._optimiser, self._num_steps, self._sums = optimiser, 0, sums
+        self._optimiser = optimiser
+        self._num_steps = 0
+        self._sums = sums
 
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers that compute with the weights, and for the sum, of their
@@ -271,7 +276,8 @@ class StageWeights:
             if parameter.requires_grad
         ]
         self.most = HeldCopies()
-        self._leaves, self._is_stashed = leaves_of(stage), is_stashed
+        self._leaves = leaves_of(stage)
+        self._is_stashed = is_stashed
         self._newest = self._arrays()
         # by microbatch, the weights of its forward
         self._needed: dict[int, list[Array]] = {}

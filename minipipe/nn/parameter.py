@@ -377,7 +377,9 @@ class Parameter(Tensor):
         self.xp = import_module(state["xp"])
         self.node = _leaf(self.shape, self.dtype)
         self.node.needs_gradient = state["requires_grad"]
-        self.leaves, self.updates, self.arena = {0: self.node}, None, None
+        self.leaves = {0: self.node}
+        self.updates = None
+        self.arena = None
         if "data" in state:
             self.data = state["data"]
 
@@ -405,7 +407,8 @@ class Alias(Parameter):
     owner: Parameter
 
     def __init__(self, owner: Parameter, use: int) -> None:
-        self.owner, self.use = owner, use
+        self.owner = owner
+        self.use = use
         self.node = _leaf(owner.shape, owner.dtype)
         self.node.needs_gradient = owner.requires_grad
         if isinstance(owner.leaves, dict):

@@ -95,7 +95,8 @@ class Sequential(Module):
     ) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
-        hook, last = self.layer_hook, first + len(layers) - 1
+        hook = self.layer_hook
+        last = first + len(layers) - 1
         for number, layer in enumerate(layers, first):
             try:
                 x = compute(layer, x)

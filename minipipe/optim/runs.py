@@ -22,7 +22,8 @@ Units = Sequence["Run | Parameter"]
 # Values that no rule changes in place.
 _NUMBERS = (int, float, complex, str, np.generic, type(None))
 _NOTHING = object()
-_DATA, _GRAD = attrgetter("data"), attrgetter("grad")
+_DATA = attrgetter("data")
+_GRAD = attrgetter("grad")
 
 
 class Run:
@@ -145,15 +146,14 @@ class Run:
         block: Any = self.block()
         if block is None or self.is_divided:
             return False
-        members, leaves = self.members, self._leaves
+        members = self.members
+        leaves = self._leaves
         if not all(map(is_, map(_GRAD, leaves), block.gradient_views[members])):
             return False
         if not all(map(is_, map(_DATA, self.parameters), block.value_views[members])):
             return False
-        values, gradients = (
-            block.values[self._elements],
-            block.gradients[self._elements],
-        )
+        values = block.values[self._elements]
+        gradients = block.gradients[self._elements]
         if self._gaps is not None:
             self._filled(values)
             self._filled(gradients)

@@ -178,8 +178,12 @@ class ReduceScatter:
         what: str,
         add: Add = sum_in_pairs,
     ) -> None:
-        self._channel, self._ranks, self._what, self._add = channel, ranks, what, add
-        self.arrays, self._parts = list(arrays), parts
+        self._channel = channel
+        self._ranks = ranks
+        self._what = what
+        self._add = add
+        self.arrays = list(arrays)
+        self._parts = parts
         self._place = ranks.index(channel.group.rank)
         self._own = _cut_out(arrays, parts[self._place])
         others = channel.others(ranks) if arrays else []  # no messages for nothing
@@ -255,8 +259,11 @@ class AllGather:
         parts: Sequence[Part],
         what: str,
     ) -> None:
-        self._ranks, self._arrays, self._parts = ranks, arrays, parts
-        self._xp, others = channel.xp, channel.others(ranks) if arrays else []
+        self._ranks = ranks
+        self._arrays = arrays
+        self._parts = parts
+        self._xp = channel.xp
+        others = channel.others(ranks) if arrays else []
         own = _cut_out(arrays, parts[ranks.index(channel.group.rank)])
         outgoing = [(packed(own), others)] if others and own else []
         awaited = {
@@ -322,7 +329,8 @@ class AllReduce(ReduceScatter):
             Code ``timeout``, as :meth:`Exchange.wait`.
         """
         if self.round == 1:
-            total, xp = self.wait(), self._channel.xp
+            total = self.wait()
+            xp = self._channel.xp
             _put(self.arrays, self._parts, self._place, total, xp)
             words = self._what.format("the sum of part {}")
             channel = self._channel.of_sums
@@ -384,7 +392,8 @@ def all_reduce(
     group: ProcessGroup, array: Any, operation: Callable[[Any, Any], Any]
 ) -> np.ndarray:
     """Return an array combined over all ranks; see :meth:`ProcessGroup.all_reduce`."""
-    own, ranks = np.array(array, order="C"), range(group.size)
+    own = np.array(array, order="C")
+    ranks = range(group.size)
     channel = Channel(group, OwnTag.GATHER)
     Header.of(own)  # refuses an array that cannot be sent, also on one rank
     if group.size > 2:
@@ -407,7 +416,8 @@ class _LabelledAllReduce(AllReduce):
     def __init__(
         self, channel: Channel, ranks: Sequence[int], whole: np.ndarray, add: Add
     ) -> None:
-        self._whole, parts = whole, equal_parts((whole.size,), len(ranks))
+        self._whole = whole
+        parts = equal_parts((whole.size,), len(ranks))
         super().__init__(channel, ranks, [whole.reshape(-1)], parts, _ONE_ARRAY, add)
 
     def _message(self, pieces: Sequence[Any]) -> np.ndarray:
@@ -435,7 +445,8 @@ def _check(channel: Channel, rank: int, header: Header, own: np.ndarray) -> None
         Codes ``shape`` and ``dtype``, naming both ranks.
     """
     if header.packed != Header.of(own).packed:
-        group, tag = channel.group, channel.tag
+        group = channel.group
+        tag = channel.tag
         names = group.world_ranks
         Expectation(group.rank, rank, tag, own, what=_ONE_ARRAY, names=names).check(
             header
@@ -474,7 +485,8 @@ def opened(message: np.ndarray, part: Part, xp: ModuleType = np) -> list[Any]:
     if message.dtype == np.uint8:
         arrays = unpack(message)
     else:
-        arrays, first = [], 0
+        arrays = []
+        first = 0
         for _, elements in part:
             end = first + elements.stop - elements.start
             arrays.append(message[first:end])
@@ -515,12 +527,16 @@ def equal_parts(sizes: tuple[int, ...], n: int) -> list[list[tuple[int, slice]]]
     >>> equal_parts((4, 1, 3), 2)[1]
     [(1, slice(0, 1, None)), (2, slice(0, 3, None))]
     """
-    total, parts = sum(sizes), list[list[tuple[int, slice]]]()
+    total = sum(sizes)
+    parts = list[list[tuple[int, slice]]]()
     for member in range(n):
-        start, stop = member * total // n, (member + 1) * total // n
-        first, part = 0, []
+        start = member * total // n
+        stop = (member + 1) * total // n
+        first = 0
+        part = []
         for i, size in enumerate(sizes):
-            begin, end = max(start, first) - first, min(stop, first + size) - first
+            begin = max(start, first) - first
+            end = min(stop, first + size) - first
             # One member finds out whether an array without elements is None.
             if begin < end or (size == 0 and member == n - 1):
                 part.append((i, slice(begin, end) if size else slice(0, 0)))

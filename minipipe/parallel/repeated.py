@@ -73,7 +73,9 @@ class RepeatedAllReduce:
         dtype: Any,
         what: str,
     ) -> None:
-        self._group, self._tag, self._ranks = group, tag, ranks
+        self._group = group
+        self._tag = tag
+        self._ranks = ranks
         self.dtype = np.dtype(dtype)
         self.num_bytes = sum(sizes) * self.dtype.itemsize
         self._parts = equal_parts(sizes, len(ranks))
@@ -94,7 +96,8 @@ class RepeatedAllReduce:
         }
         self.sends = [*self._out.values(), *self._sums_out]
         self._arrays: Sequence[Any] = ()
-        self._step, self.round = 0, 3
+        self._step = 0
+        self.round = 3
 
     def _sender(self, place: int, part: int, tag: int) -> SendChannel:
         shape = (self._lengths[part],)
@@ -114,7 +117,9 @@ class RepeatedAllReduce:
         step : int
             The number of the call, which must be the same on all members.
         """
-        self._arrays, self._step, self.round = arrays, step, 1
+        self._arrays = arrays
+        self._step = step
+        self.round = 1
         for receiving in self._in.values():
             receiving.start(step)
         for place, sending in self._out.items():

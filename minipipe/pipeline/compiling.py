@@ -117,7 +117,8 @@ class Compiling:
 
     def stop_repeating(self) -> None:
         """Make the next training step an ordinary one."""
-        self._repeated, self.repeated = None, _ordinary
+        self._repeated = None
+        self.repeated = _ordinary
 
     def for_costs(self) -> Compiler | None:
         """Return what compiles the steps whose costs are measured."""

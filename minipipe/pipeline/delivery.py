@@ -37,7 +37,8 @@ class LossDelivery:
     """
 
     def __init__(self, group: ProcessGroup, root: int) -> None:
-        self.group, self.root = group, root
+        self.group = group
+        self.root = root
         self.part = Part()
         self._channels: dict[tuple[int, ...], ExchangeChannel] = {}
 
@@ -86,7 +87,8 @@ class LossDelivery:
         Collective, but no rank waits for another. The group keeps the order if several
         broadcasts are under way.
         """
-        group, requests = self.group, {}
+        group = self.group
+        requests = {}
         for rank in self._senders(num_findings):
             mine = np.array(own) if rank == group.rank else None
             requests[rank] = group.ibroadcast(
@@ -152,12 +154,12 @@ class _Reading:
     def __init__(
         self, delivery: LossDelivery, batch: Batch, check: StepCheck | None
     ) -> None:
-        group, root, findings = (
-            delivery.group,
-            delivery.root,
-            check.findings if check else (),
-        )
-        self._delivery, self._batch, self._check = delivery, batch, check
+        group = delivery.group
+        root = delivery.root
+        findings = check.findings if check else ()
+        self._delivery = delivery
+        self._batch = batch
+        self._check = check
         self._outputs = (
             deliver_outputs(group, root, batch) if batch.objective.where else None
         )
@@ -168,8 +170,10 @@ class _Reading:
 
     def loss(self, found: dict[int, list[float]]) -> BatchLoss:
         """Return the loss from the numbers of all ranks, after checking it."""
-        batch, root = self._batch, self._delivery.root
-        size, numbers = _num_results(batch), found[root]
+        batch = self._batch
+        root = self._delivery.root
+        size = _num_results(batch)
+        numbers = found[root]
         loss = BatchLoss.read(
             numbers[:size], len(batch.sizes), batch.objective.metrics, self._outputs
         )

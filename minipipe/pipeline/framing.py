@@ -70,8 +70,12 @@ class Framing:
         gathers_stages: bool = False,
     ) -> None:
         self._plan = plan
-        self._group, self._intake, self._parameters = group, intake, parameters
-        self._sums, self._finite, self._pending = sums, finite, pending
+        self._group = group
+        self._intake = intake
+        self._parameters = parameters
+        self._sums = sums
+        self._finite = finite
+        self._pending = pending
         self._gathered = plan.sharded_stages if gathers_stages else frozenset()
 
     def program(self, clip: bool = False, update: bool = False) -> Program:
@@ -133,7 +137,8 @@ class Framing:
             from minipipe.execution.stacking import StackedWeights
 
             stacking = StackedWeights(row)
-            handlers, observers = stacking.handlers(handlers), (*observers, stacking)
+            handlers = stacking.handlers(handlers)
+            observers = (*observers, stacking)
         if self._gathered:
             from minipipe.execution import sharded
 
@@ -255,7 +260,8 @@ class Framing:
         call.is_agreed = True
 
     def _reduce_tied(self, executor: Executor, action: Action) -> None:
-        program, shared = executor.program, self._parameters.shared
+        program = executor.program
+        shared = self._parameters.shared
         tag = 2 * program.num_stages * program.num_microbatches  # after the executor's
         if self._sums is not None:
             tag = self._sums.last_tag
@@ -278,7 +284,8 @@ class Framing:
     def _deliver_loss(
         self, executor: Executor, action: Action, finite: StepCheck | None = None
     ) -> None:
-        call, batch = executor.call, executor.batch
+        call = executor.call
+        batch = executor.batch
         if call.num_steps == 0:
             warn_of_missing_gradients(self._parameters.own)
         call.is_computed = True
@@ -295,7 +302,8 @@ class Framing:
 
     def _deliver_results(self, executor: Executor, action: Action) -> None:
         """Run the LOSS of a row that trains nothing."""
-        call, batch = executor.call, executor.batch
+        call = executor.call
+        batch = executor.batch
         if batch.objective.has_loss:
             call.loss = exchange_loss(self._intake.delivery, batch)
         else:

@@ -62,12 +62,14 @@ class Needs(_Reads):
     def of(cls, plan: Plan, rank: int) -> Needs:
         """Return the needs of a rank."""
         table = plan.schedule
-        stages, numbers = (0, table.num_stages - 1), range(table.num_microbatches)
+        stages = (0, table.num_stages - 1)
+        numbers = range(table.num_microbatches)
         own = [
             [k for k in numbers if table.rank_of(stage, k) == rank] for stage in stages
         ]
         found = cls(*(rank in table.ranks_of(stage) for stage in stages))
-        found.microbatches, found.num_microbatches = own, len(numbers)
+        found.microbatches = own
+        found.num_microbatches = len(numbers)
         return found
 
     def share(self, num_samples: int) -> tuple[slice | None, slice | None]:
@@ -128,11 +130,15 @@ class Intake:
         compares: bool,
         grid: Grid | None,
     ) -> None:
-        self._plan, self._group = plan, group
-        self._xp, self._seed, self._compares = xp, seed, compares
+        self._plan = plan
+        self._group = group
+        self._xp = xp
+        self._seed = seed
+        self._compares = compares
         self._first_ranks = plan.program.ranks_of(0)
         self.last_ranks = plan.program.ranks_of(plan.program.num_stages - 1)
-        self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
+        self.first_rank = self._first_ranks[0]
+        self.last_rank = self.last_ranks[0]
         self.last: PlainBatch | None = None
         self._plain_batches: dict[Any, PlainBatch] = {}
         self.needs = Needs.of(plan, group.rank)
@@ -302,7 +308,8 @@ class Intake:
         """Return the parts of a batch that this rank reads, by the nouns for them in
         messages.
         """
-        own, num_slices = {}, self._num_slices(call)
+        own = {}
+        num_slices = self._num_slices(call)
         if self.needs.inputs:
             own["inputs"] = self._own(inputs, "inputs", "inputs", num_slices)
         if self.needs.targets and objective.needs_targets:
@@ -355,7 +362,8 @@ class Intake:
     def _check_alike(
         self, own: Samples, noun: str, num_samples: int, layout: int
     ) -> None:
-        rank, problem = self._group.name(), ""
+        rank = self._group.name()
+        problem = ""
         if own.num_samples != num_samples:
             problem = (
                 f"There are {num_samples} inputs (on rank "
@@ -404,7 +412,8 @@ class Intake:
         for noun, each in own.items():
             numbers = self.needs.microbatches[noun != "inputs"]
             if any(parts[noun][k] is ABSENT for k in numbers):
-                first, end = sum(sizes[: numbers[0]]), sum(sizes[: numbers[-1] + 1])
+                first = sum(sizes[: numbers[0]])
+                end = sum(sizes[: numbers[-1] + 1])
                 message = (
                     f"Rank {self._group.name()} has rows {each.rows.start} to "
                     f"{each.rows.stop - 1} of the {noun}, "
@@ -418,8 +427,10 @@ class Intake:
         """Return the weights of all microbatches. Collective among the ranks of the
         last stage.
         """
-        table, group = self._plan.schedule, self._group
-        found, stage = dict(enumerate(own)), table.num_stages - 1
+        table = self._plan.schedule
+        group = self._group
+        found = dict(enumerate(own))
+        stage = table.num_stages - 1
         ks: dict[int, list[int]] = {rank: [] for rank in self.last_ranks}
         for k in found:
             ks[table.rank_of(stage, k)].append(k)

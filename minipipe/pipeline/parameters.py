@@ -61,7 +61,9 @@ class AllParameters:
         compares: bool,
         grid: Grid | None,
     ) -> None:
-        self._plan, self._group, self._calls = plan, group, calls
+        self._plan = plan
+        self._group = group
+        self._calls = calls
         every = grid.group if grid else group
         if every.rank == 0:
             warn_of_untrained(plan.model.modules())
@@ -93,7 +95,8 @@ class AllParameters:
         self._calls.begin("state_dict")
         state = {}
         for name, owner in self._plan.owners.items():
-            own, is_owner = self.own.get(name), owner == self._group.rank
+            own = self.own.get(name)
+            is_owner = owner == self._group.rank
             mine = (
                 own.joined(own.data)
                 if own is not None and (is_owner or own.is_divided)
@@ -159,10 +162,8 @@ class AllParameters:
             raise ArgumentError(
                 f"{message}: write optim.Adam(pipeline.parameters()), without sharded.",
             )
-        rule, trained = (
-            check_elementwise(rule),
-            list(self.own.values() if parameters is None else parameters),
-        )
+        rule = check_elementwise(rule)
+        trained = list(self.own.values() if parameters is None else parameters)
         own = rule(trained, **numbers).parameters
         self._trained.check_given(own)
         sharings = sharings_of(self._plan, self.own, own)

@@ -42,10 +42,12 @@ class PlainBatch:
         self.agreed = agreed
         self._rows = rows_of(batch.sizes)
         self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
-        self.call, self.sizes = batch.call, batch.sizes
+        self.call = batch.call
+        self.sizes = batch.sizes
         self._seed = batch.seed
         self._begins = begins
-        self.loss, self._kind = batch.objective.loss, type(batch.objective)
+        self.loss = batch.objective.loss
+        self._kind = type(batch.objective)
         self.objective = partial(BatchObjective, **batch.objective.of_pipeline)
         self.forms = {}
         for noun, part in parts.items():
@@ -83,11 +85,9 @@ class PlainBatch:
     ) -> Batch:
         """Return a batch of the same form."""
         batch, cut = self.batch_of(own)
-        batch.step, batch.training_step, batch.objective = (
-            step,
-            training_step,
-            objective,
-        )
+        batch.step = step
+        batch.training_step = training_step
+        batch.objective = objective
         cut.pop("inputs", None)
         if self._begins:
             objective.begin(self.sizes, next(iter(cut.values()), None))

@@ -92,7 +92,8 @@ def planned(
     grid: Grid | None = None
     recompute = own["recompute"]
     if isinstance(group, Grid):
-        grid, group = group, group.pipeline
+        grid = group
+        group = group.pipeline
         made, options = over_grid(model, grid, options)
     if isinstance(made, Stages):
         made, options = made.plan(group.size, options)
@@ -103,7 +104,8 @@ def planned(
         run = {name: own[name] for name in own if name != "check_agreement"}
         made, options, recompute = decided(made, group, options, pipeline, **run)
     if not isinstance(made, Plan):
-        made, options = Plan(made, num_ranks=group.size, **options), {}
+        made = Plan(made, num_ranks=group.size, **options)
+        options = {}
     if options:
         message = f"The stages determine {', '.join(options)}; leave it out."
         raise ModelError("unsupported", message)
@@ -245,7 +247,8 @@ def objective_of(
         Code ``loss``.
     """
     check_loss(loss)
-    division, weight = None, loss_weight
+    division = None
+    weight = loss_weight
     is_divided = any(parameter.is_divided for parameter in plan.model.parameters())
     if grid is not None or is_divided or hasattr(loss, "group"):
         from minipipe.execution.outputs import output_division
@@ -264,7 +267,8 @@ def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, st
     """
     if grid is None:
         return {group.name(rank): role for rank, role in plan.roles.items()}
-    places, found = grid.pipeline.size // grid.replicas, {}
+    places = grid.pipeline.size // grid.replicas
+    found = {}
     for rank, (name, role) in enumerate(grid.roles.items()):
         place, replica, _ = grid.coordinates_of(rank)
         stages = plan.schedule.stages_of(replica * places + place)

@@ -27,7 +27,9 @@ class Predictors:
     def __init__(
         self, framing: Framing, make: Callable[..., Executor], compiling: Compiling
     ) -> None:
-        self._framing, self._make, self._compiling = framing, make, compiling
+        self._framing = framing
+        self._make = make
+        self._compiling = compiling
         self._executors: dict[int, Executor] = {}
 
     def run(self, call: TrainingCall) -> None:

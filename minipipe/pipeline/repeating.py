@@ -95,7 +95,8 @@ def repeated(
     sums : GradientSums or None
         The gradient all-reduces of replicas.
     """
-    program, form = compiler.program, intake.last
+    program = compiler.program
+    form = intake.last
     if program is None or not program.is_whole or form is None:
         return None
     if form.call != "step":
@@ -144,8 +145,11 @@ class RepeatedStep:
         finite: FiniteCheck,
         names: dict[str, Any],
     ) -> None:
-        self._executor, self._program, self._finite = executor, program, finite
-        self._intake, self._form = intake, form
+        self._executor = executor
+        self._program = program
+        self._finite = finite
+        self._intake = intake
+        self._form = form
         self._names: dict[str, Any] = {
             **names,
             "program": program,
@@ -203,7 +207,8 @@ class RepeatedStep:
 
     def _lines(self) -> list[str]:
         """Return the lines of the function; none if an instruction cannot have any."""
-        rank, program = self._executor.group.rank, self._executor.program
+        rank = self._executor.group.rank
+        program = self._executor.program
         instructions = self._instructions()
         if not instructions:
             return []
@@ -242,13 +247,15 @@ class RepeatedStep:
 
     def _handler(self, binding: Binding) -> Iterator[str]:
         """Yield the call of the handler of an ordinary step."""
-        name, action = name_of(binding), f"action_{len(self._names)}"
+        name = name_of(binding)
+        action = f"action_{len(self._names)}"
         self._names |= {name: binding.handler, action: binding.action}
         yield f"{name}(rank, {action})  # {binding.action}"
 
     def _handshake(self) -> Iterator[str]:
         """Yield the lines behind which all ranks make a call like the last one."""
-        calls, form = self._intake.calls, self._form
+        calls = self._intake.calls
+        form = self._form
         group: Any = self._executor.group
         yield "if rank.call is not None or pending or type(scale) is not float:"
         yield "    return None"
@@ -289,7 +296,8 @@ class RepeatedStep:
 
     def _agreement(self) -> Iterator[str]:
         """Yield the lines that compare the call on all ranks."""
-        intake, names = self._intake, self._intake.calls.compared
+        intake = self._intake
+        names = self._intake.calls.compared
         self._names |= {"intake": intake, "names": names}
         self._names |= {"fingerprint": fingerprint, "take_last_draw": take_last_draw}
         values = [
@@ -347,7 +355,8 @@ class RepeatedStep:
 
     def _check(self) -> Iterator[str]:
         """Yield the lines that find a gradient that is not finite."""
-        finite, program = self._finite, self._program
+        finite = self._finite
+        program = self._program
         self._names |= {"finite": finite, "given": program.given}
         if finite.is_shared:  # by tensor-parallel ranks
             yield "culprit, waits = finite.of_step(batch, waits=True).findings"
@@ -368,7 +377,8 @@ class RepeatedStep:
 
     def _deliver(self) -> Iterator[str]:
         """Yield the lines that give all ranks the loss, and judge it."""
-        intake, group = self._intake, self._executor.group
+        intake = self._intake
+        group = self._executor.group
         self._names |= {"BatchLoss": BatchLoss, "results": Objective.numbers}
         yield "pipeline.num_steps += 1"
         if intake.returns_input_gradients:

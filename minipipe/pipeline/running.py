@@ -111,12 +111,10 @@ class RunObjective(BatchObjective):
     ) -> None:
         super().__init__(loss, loss_weight, **options)
         self._given = loss, loss_weight
-        self._updates, self._batches, self._is_stashed, self._compared = (
-            updates,
-            batches,
-            is_stashed,
-            compared,
-        )
+        self._updates = updates
+        self._batches = batches
+        self._is_stashed = is_stashed
+        self._compared = compared
         self.num_microbatches = sum(map(len, updates))
 
     @property
@@ -220,10 +218,14 @@ class Runs:
         check_finite: str,
         compiled: Any = None,
     ) -> None:
-        self.program, self.compiled = plan.program, compiled
-        self._plan, self._group = plan, group
-        self._framing, self._intake = framing, intake
-        self._build, self._objective = executor, objective
+        self.program = plan.program
+        self.compiled = compiled
+        self._plan = plan
+        self._group = group
+        self._framing = framing
+        self._intake = intake
+        self._build = executor
+        self._objective = objective
         self._check_finite = check_finite
         if U in plan.schedule.kinds:
             _check_plan(plan)
@@ -237,11 +239,13 @@ class Runs:
         step: int,
     ) -> tuple[RunLosses, Record]:
         """Run over all batches; see :meth:`minipipe.Pipeline.run`."""
-        begun, is_stashed = perf_counter(), self._plan.is_stashed(stash)
+        begun = perf_counter()
+        is_stashed = self._plan.is_stashed(stash)
         self._take_program(len(given))
         stages: Mapping[int, Stage] = self._build.keywords["stages"]
         self._check_optimiser(optimiser, stages, is_stashed)
-        count, group = self.program.num_microbatches, self._group
+        count = self.program.num_microbatches
+        group = self._group
         numbers_of = batches_of(count, len(given), self._plan.replicas)
         loss, weight = self._objective.args
         followed = self._intake.calls.updates
@@ -276,12 +280,15 @@ class Runs:
             copies = updating.finish()
         losses = RunLosses(call.outputs, copies)
         self._look_at(losses, group.rank)
-        record.begun, record.left = begun, perf_counter()
+        record.begun = begun
+        record.left = perf_counter()
         return losses, record
 
     def _deliver(self, executor: Executor, action: Action) -> None:
         """Run the LOSS: give all ranks the losses of all batches."""
-        call, group, root = executor.call, self._group, self._intake.last_rank
+        call = executor.call
+        group = self._group
+        root = self._intake.last_rank
         numbers = call.objective.rows() if group.rank == root else None
         rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
         call.outputs = [BatchLoss(mean, losses) for mean, *losses in rows]
@@ -456,7 +463,8 @@ def _cut(
     """
     if all(batch is None for batch in batches):
         return None
-    each, parts = len(numbers[0]), dict[int, Any]()
+    each = len(numbers[0])
+    parts = dict[int, Any]()
     for number, batch in enumerate(batches):
         own = samples(batch, f"{noun} of batch {number}")
         if own.is_cut and len(own.sizes) != each:

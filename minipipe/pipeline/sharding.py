@@ -65,10 +65,8 @@ def sharings_of(
     Frozen parameters, which have no state, are divided separately, so that the others
     are divided equally.
     """
-    wanted, found = (
-        {id(parameter.owner) for parameter in trained},
-        dict[tuple, Sharing](),
-    )
+    wanted = {id(parameter.owner) for parameter in trained}
+    found = dict[tuple, Sharing]()
     for name, stages in plan.uses.items():
         if name in own and id(own[name].owner) in wanted:
             ranks = sorted(
@@ -117,9 +115,11 @@ class ShardedOptimiser(Optimiser):
         super().__init__([])
         # whose groups count; it takes no step and has no state
         self._whole = rule(parameters, **numbers)
-        self.groups, self._followers = self._whole.groups, self._whole._followers
+        self.groups = self._whole.groups
+        self._followers = self._whole._followers
         self._states = {id(parameter): {} for parameter in self.parameters}
-        self._process_group, self._sharings = group, sharings
+        self._process_group = group
+        self._sharings = sharings
         # by parameter: its elements in this rank's shard
         self._pieces: dict[int, tuple[Parameter, slice]] = {}
         for sharing in sharings:
@@ -204,7 +204,8 @@ class ShardedOptimiser(Optimiser):
         wholes: list[list[tuple[int, Array]]] = [[] for _ in self._sharings]
         for sharing, found in zip(self._sharings, wholes):
             for i, parameter in enumerate(sharing.parameters):
-                state, elements = states[id(parameter)], self._pieces[id(parameter)][1]
+                state = states[id(parameter)]
+                elements = self._pieces[id(parameter)][1]
                 for name, value in state.items():
                     if backend.is_array(value):
                         xp = backend.array_module(value)
@@ -224,7 +225,8 @@ class ShardedOptimiser(Optimiser):
         super().load_state_dict({**state, "states": [{} for _ in self.parameters]})
         states = []
         for parameter, kept in zip(self.parameters, state["states"]):
-            elements, cut = self._pieces[id(parameter)][1], {}
+            elements = self._pieces[id(parameter)][1]
+            cut = {}
             for name, value in kept.items():
                 if backend.is_array(value) and value.shape == parameter.shape:
                     value = backend.array_module(value).reshape(value, (-1,))[elements]

@@ -107,7 +107,8 @@ class Steps:
                 self.input_gradients = given.input_gradients
         if isinstance(given.loss, PendingLoss):
             self._pending.append(given.loss)
-        record.begun, record.left = begun, perf_counter()
+        record.begun = begun
+        record.left = perf_counter()
         self.records.append(record)
 
     def _run(

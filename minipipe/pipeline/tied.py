@@ -45,7 +45,9 @@ class SharedParameters:
         group: ProcessGroup,
         parameters: Mapping[str, Parameter],
     ) -> None:
-        self._users, self._group, self._parameters = users, group, parameters
+        self._users = users
+        self._group = group
+        self._parameters = parameters
 
     def take_first_values(self) -> None:
         """Give every copy the values of the first one.
@@ -53,7 +55,9 @@ class SharedParameters:
         Collective among the ranks that share a parameter. First values drawn from the
         seed are equal already; values that a program computed before may not be.
         """
-        group, parameters, sends = self._group, self._parameters, []
+        group = self._group
+        parameters = self._parameters
+        sends = []
         for tag, (name, users) in enumerate(self._users.items()):
             first, *others = dict.fromkeys(
                 source for sources in users.values() for source in sources.values()
@@ -95,10 +99,8 @@ class SharedParameters:
             The gradients of earlier steps, to which the gradients of this step are
             added.
         """
-        rank, coming = (
-            self._group.rank,
-            dict[str, list[tuple[Array | None, int, Exchange]]](),
-        )
+        rank = self._group.rank
+        coming = dict[str, list[tuple[Array | None, int, Exchange]]]()
         uses = [
             (name, use, sources)
             for name, users in self._users.items()
@@ -106,7 +108,8 @@ class SharedParameters:
         ]
         for tag, (name, use, sources) in enumerate(uses, first_tag):
             if name in self._parameters:
-                own, source = self._parameters[name].grad_of_use(use), sources[rank]
+                own = self._parameters[name].grad_of_use(use)
+                source = sources[rank]
                 others = [other for other in sources if other != rank == sources[other]]
                 outgoing = [(_message(own), others)] if others else []
                 awaited = (

@@ -24,7 +24,8 @@ import sys
 from contextlib import suppress
 
 # descriptors: above the program's; the distance between two kinds of the job's own
-_HIGH, _ROOM = 1024, 16
+_HIGH = 1024
+_ROOM = 16
 
 
 def raised(low: int, below: int = _ROOM) -> int:

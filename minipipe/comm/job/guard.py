@@ -133,7 +133,8 @@ class Attempts:
         LaunchError
             Code ``unavailable``: the system refuses to run it.
         """
-        begun, tied = time.monotonic(), partial(end_with, os.getpid())
+        begun = time.monotonic()
+        tied = partial(end_with, os.getpid())
         try:
             options: dict[str, Any] = {"start_new_session": True, "preexec_fn": tied}
             self._launcher = subprocess.Popen(command, **options)
@@ -325,12 +326,14 @@ def _raised_in(lines: Sequence[str], rank: str) -> str:
     """Return the first line of the error below a traceback, of a rank if its lines name
     it.
     """
-    error, is_awaited = "an error without a name", True
+    error = "an error without a name"
+    is_awaited = True
     for line in (line.removeprefix(rank) for line in lines if line.startswith(rank)):
         if line.startswith(_CHAINED):
             is_awaited = True
         elif is_awaited and line.strip() and not line.startswith((" ", "Traceback ")):
-            error, is_awaited = line, False
+            error = line
+            is_awaited = False
     return f"{rank.strip('[] ')}: {error}" if rank else error
 
 

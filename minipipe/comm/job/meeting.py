@@ -201,7 +201,8 @@ def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
     """Return whether the other end of the socket that MPICH's and Slurm's launchers
     give each rank is closed.
     """
-    number, poll = launcher_socket(environment), select.poll()
+    number = launcher_socket(environment)
+    poll = select.poll()
     if number is not None:
         poll.register(number, 0)  # errors are reported in any case
     return bool(poll.poll(0))

@@ -117,10 +117,12 @@ class MPIJob:
         self._complaint = ""
         self._answers: dict[int, RankReport] = {}
         self._asked_at = 0.0  # when a lower rank asked most recently
-        self._attending, self._sending = threading.Lock(), threading.Lock()
+        self._attending = threading.Lock()
+        self._sending = threading.Lock()
         self._silent_for: dict[int, float] = {}  # since how many seconds, by rank
         self._watched: Patience | None = None
-        self._is_left, self._has_mentioned_debugger = threading.Event(), False
+        self._is_left = threading.Event()
+        self._has_mentioned_debugger = False
         look_out = self._look_out
         self._lookout = threading.Thread(target=look_out, name="lookout", daemon=True)
         self._lookout.start()
@@ -164,7 +166,8 @@ class MPIJob:
         try:
             status = MPI.Status()
             while self.control.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-                data, rank = bytearray(status.Get_count(MPI.BYTE)), status.source
+                data = bytearray(status.Get_count(MPI.BYTE))
+                rank = status.source
                 self.control.Recv(data, rank, status.tag)
                 if status.tag == _GOODBYE:
                     self.departed.add(rank)
@@ -317,7 +320,8 @@ class MPIJob:
         self.activity.has_ended = True
         for rank in self.others:
             self._send(rank, b"", _GOODBYE)  # [2]
-        patience, pause = Patience(max(self.timeout / _LOOKS, _ANSWERS)), 50e-6
+        patience = Patience(max(self.timeout / _LOOKS, _ANSWERS))
+        pause = 50e-6
         while not self.others <= self.departed:  # [3]
             self.attend()
             if self._complaint:  # [5]

@@ -59,14 +59,19 @@ class RankProcess:
     """
 
     def __init__(self, rank: int, line: Line) -> None:
-        self.rank, self.line = rank, line
+        self.rank = rank
+        self.line = line
         self.descriptors = Descriptors(launcher_socket(os.environ))
-        self.exit_code, self.exit_place, self.role = 0, "", ""
+        self.exit_code = 0
+        self.exit_place = ""
+        self.role = ""
         self.end_all: Callable[[int], object] = _end_by_process_manager
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
         self._has_started = self.is_over = False
-        self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
-        sys.exit, sys.excepthook = self._exit, self._report_and_abort
+        self._python_exit = sys.exit
+        self._python_excepthook = sys.excepthook
+        sys.exit = self._exit
+        sys.excepthook = self._report_and_abort
         vars(builtins).update(exit=self._exit, quit=self._exit)
         self._python_thread_excepthook = threading.excepthook
         threading.excepthook = self._end_by_a_thread

@@ -184,7 +184,9 @@ class RankActivity:
     """
 
     def __init__(self) -> None:
-        self.position, self.round, self.has_ended = 0, 0, False
+        self.position = 0
+        self.round = 0
+        self.has_ended = False
         self.thread = threading.main_thread().ident
         self._run: _Run = "", (), 0, lambda action: None
         self.unread: Callable[[], list[str]] = list
@@ -213,7 +215,8 @@ class RankActivity:
         """
         if threading.get_ident() != self.thread:
             self.claim()
-        self.position, self._run = 0, (program, actions, step, sent_at)
+        self.position = 0
+        self._run = (program, actions, step, sent_at)
 
     def claim(self) -> None:
         """Make this thread the one that communicates for this rank.
@@ -261,12 +264,14 @@ class RankActivity:
     @property
     def current(self) -> Any:
         """The running action, or None between two steps."""
-        actions, position = self._run[1], self.position
+        actions = self._run[1]
+        position = self.position
         return actions[position] if position < len(actions) else None
 
     def words(self) -> str:
         """Name the running action, or the last finished step."""
-        action, step = self.current, self._run[2]
+        action = self.current
+        step = self._run[2]
         if not step:
             return ""
         if action is None:
@@ -278,7 +283,8 @@ class RankActivity:
         self, patience: Patience, peer: int | None, words: Words
     ) -> Iterator[None]:
         """Note, inside this block, the message for which this rank waits."""
-        before, self._wait = self._wait, (patience, peer, words)
+        before = self._wait
+        self._wait = (patience, peer, words)
         try:
             yield
         finally:
@@ -420,6 +426,7 @@ def shortened(text: str) -> str:
     lines = text.splitlines()
     if len(lines) <= _MOST_LINES:
         return text
-    head, tail = lines[:6], lines[6 - _MOST_LINES + 1 :]
+    head = lines[:6]
+    tail = lines[6 - _MOST_LINES + 1 :]
     num_left_out = len(lines) - len(head) - len(tail)
     return "\n".join([*head, f"  … {counted(num_left_out, 'line')} …", *tail])

@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 38, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION_3 = 0x20080522
 _LOOK = 0.01  # seconds between searches for processes
 
@@ -115,7 +117,8 @@ def _descendants() -> set[int]:
             stat = Path("/proc", process, "stat").read_text("utf-8", "replace")
             after_name = stat.rpartition(")")[2]
             parents[int(process)] = int(after_name.split()[1])
-    found, new = set(), {os.getpid()}
+    found = set()
+    new = {os.getpid()}
     while new:
         new = {process for process, parent in parents.items() if parent in new}
         found |= new

@@ -145,7 +145,8 @@ def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
     """Return the pipes among the open files of a process, or among some of them; none
     when it is gone.
     """
-    found, folder = set(), f"/proc/{pid}/fd"
+    found = set()
+    folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for number in numbers or os.listdir(folder):
             with suppress(OSError):
@@ -168,7 +169,9 @@ def returncode_of(pid: int, pidfd: int) -> int | None:
                 return os.waitstatus_to_exitcode(int(status))
             time.sleep(0.02)
     # struct pidfd_info and PIDFD_GET_INFO of linux/pidfd.h
-    size, exit_code_at, asks_for_it = 64, 60, 1 << 3
+    size = 64
+    exit_code_at = 60
+    asks_for_it = 1 << 3
     info = bytearray(size)
     struct.pack_into("Q", info, 0, asks_for_it)
     # for a process that is gone the kernel reports it only since Linux 6.15
@@ -250,7 +253,9 @@ class Witness:
     def __init__(
         self, listener: socket.socket, launcher: int, expected: int, size: int
     ) -> None:
-        self.launcher, self.expected, self.size = launcher, expected, size
+        self.launcher = launcher
+        self.expected = expected
+        self.size = size
         self.lines: dict[int, Rank] = {}  # by descriptor
         self.waiting: dict[int, socket.socket] = {}  # connected, but not joined
         self.shared_memory: set[str] = set()
@@ -266,7 +271,8 @@ class Witness:
         self.launcher_fd = os.pidfd_open(launcher)
         self.launcher_group = os.getpgid(launcher)
         self.poll.register(self.launcher_fd, select.EPOLLIN)
-        self.missed, self.looked_at = 0, time.monotonic()
+        self.missed = 0
+        self.looked_at = time.monotonic()
 
     def run(self) -> None:
         """Serve until the last rank has gone."""
@@ -302,7 +308,8 @@ class Witness:
         """Handle a request of a rank, or the end of its connection."""
         rank = self.lines.get(fd)
         connection = rank.connection if rank else self.waiting[fd]
-        word, given = "", []
+        word = ""
+        given = []
         with suppress(OSError):
             word, *given = connection.recv(4096).decode().split(" ")
         if word == "join" and not rank:
@@ -413,7 +420,8 @@ class Witness:
         is_before = len(self.joined) < self.expected and is_killed
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
-        role, ending = f"{rank.role}; " * bool(rank.role), ending_of(code)
+        role = f"{rank.role}; " * bool(rank.role)
+        ending = ending_of(code)
         who = f"{rank.rank} ({role}process {rank.pid} on {socket.gethostname()})"
         if has_memory:
             ending = (
@@ -476,7 +484,8 @@ class Witness:
 
     def end_orphans(self) -> None:
         """Kill the ranks whose launcher is gone, and their children."""
-        orphans, self.lines = self.lines, {}
+        orphans = self.lines
+        self.lines = {}
         for rank in orphans.values():
             with suppress(OSError):
                 os.kill(rank.pid, signal.SIGKILL)

@@ -70,8 +70,11 @@ class Writer:
         constants: Constants,
         known: Iterable[str],
     ) -> None:
-        self._trace, self._constants, self._known = trace, constants, set(known)
-        self._parameters, self._gradients = parameters, gradients
+        self._trace = trace
+        self._constants = constants
+        self._known = set(known)
+        self._parameters = parameters
+        self._gradients = gradients
         self._values = dict(trace.constants.values())
         self.helpers: set[str] = set()
         self.results = dict(trace.results)
@@ -191,7 +194,8 @@ class Writer:
         ``(v2.view(np.int32) * mask.astype(np.int32)).view(np.float32)`` has the bits of
         ``np.where(mask, v2, 0)``, in a quarter of the time.
         """
-        uses, found = self._uses(), list[Statement]()
+        uses = self._uses()
+        found = list[Statement]()
         for each in self.sections[section]:
             found.append(each)
             last = found[-4:]
@@ -250,7 +254,8 @@ def _with(text: str, name: str, value: str) -> str:
     """Return a text with an expression in place of a name, in brackets if necessary."""
     start = text.index(f"{{{name}}}")
     end = start + len(name) + 2
-    before, after = text[:start], text[end:]
+    before = text[:start]
+    after = text[end:]
     is_argument = before.endswith(("(", ", ")) and after.startswith((")", ","))
     is_right_side = before.endswith("= ") and not after
     if not is_argument and not is_right_side and _has_operator(value):

@@ -52,7 +52,9 @@ class Follower:
         fail: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._fail = fail
-        self._pipeline, self._program, self._num_steps = pipeline, program, num_steps
+        self._pipeline = pipeline
+        self._program = program
+        self._num_steps = num_steps
         trainer = pipeline._trainer
         compiler = None if trainer is None else trainer._run_schedule
         if trainer is None or not isinstance(compiler, Compiler):
@@ -60,7 +62,8 @@ class Follower:
             raise ModelError(
                 "unsupported", f"{message}; expected one of a schedule without updates."
             )
-        self._executor, self._compiler = trainer, compiler
+        self._executor = trainer
+        self._compiler = compiler
         self._compiled: CompiledRow | None = None
         self._recording: Recording | None = None
         self._problem = ""
@@ -108,7 +111,8 @@ class Follower:
             )
             advice = "let it take more steps, or give a smaller --steps"
             raise ArgumentError(f"{message}; {advice}.")
-        recording, compiled = self._recording, self._compiled
+        recording = self._recording
+        compiled = self._compiled
         assert compiled is not None
         values = {name: np.asarray(p.data) for name, p in self._own.items()}
         recording.digest = digest_of(values)
@@ -241,7 +245,8 @@ def _problem_between(steps: Sequence[RecordedStep]) -> str:
 @contextmanager
 def noting(followers: dict[int, Follower]) -> Iterator[None]:
     """Let followers note updates and clippings inside this block."""
-    step, clip = Optimiser.step, Pipeline.clip_grad_norm
+    step = Optimiser.step
+    clip = Pipeline.clip_grad_norm
 
     def noted_step(self: Optimiser) -> None:
         for follower in list(followers.values()):
@@ -275,7 +280,8 @@ class _Watcher:
         return model, {**options, "compile": True}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
-        key, rank = id(pipeline), pipeline.group.rank
+        key = id(pipeline)
+        rank = pipeline.group.rank
         if key not in self.followers:
             self.followers[key] = Follower(pipeline, "a function", self._num_steps)
             self.ranks[key] = rank

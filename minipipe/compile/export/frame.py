@@ -67,8 +67,10 @@ class Frame:
     def __init__(
         self, recording: Recording, program: Program, rank: int, stages: Sequence[int]
     ) -> None:
-        self._recording, self._program = recording, program
-        self._rank, self._stages = rank, sorted(stages)
+        self._recording = recording
+        self._program = program
+        self._rank = rank
+        self._stages = sorted(stages)
         limits = recording.steps[0].limits
         self._limit = limits[0] if limits else None
 
@@ -84,7 +86,8 @@ class Frame:
         yield imports.replace("MATHS\n", maths).replace("MPI\n", mpi)
 
     def _origin(self) -> str:
-        count, table = self._program.num_microbatches, self._program.name
+        count = self._program.num_microbatches
+        table = self._program.name
         program = f"Program: {self._recording.program}, schedule {table}"
         here = "no stage"
         if self._stages:

@@ -66,8 +66,11 @@ class RankFile:
         plan: Plan,
         recording: Recording,
     ) -> None:
-        self._executor, self._plan, self._recording = executor, plan, recording
-        self._constants, self._functions = Constants(), Functions()
+        self._executor = executor
+        self._plan = plan
+        self._recording = recording
+        self._constants = Constants()
+        self._functions = Functions()
         self._helpers: set[str] = set()
         self.has_sizes = False  # of microbatches, which functions read
         self._uses: dict[str, dict[int, str]] = {}  # of shared parameters, gradients
@@ -164,7 +167,8 @@ class RankFile:
         names = [by_owner[id(owner)] for owner in recorder.owners]
         gradients = []
         for use in recorder.uses:
-            name, leaves = by_owner[id(use.owner)], use.owner.leaves
+            name = by_owner[id(use.owner)]
+            leaves = use.owner.leaves
             if len(leaves) > 1:
                 number = next(n for n, leaf in leaves.items() if leaf is use.node)
                 gradient = f"{name}, use {number}"
@@ -199,8 +203,10 @@ class RankFile:
     # -- the file ----------------------------------------------------------------------
 
     def _lines(self) -> Iterator[str]:
-        executor, row = self._executor, self._row
-        program, rank = executor.program, executor.group.rank
+        executor = self._executor
+        row = self._row
+        program = executor.program
+        rank = executor.group.rank
         frame = Frame(self._recording, program, rank, [*executor.stages])
         sources = self._functions.sources
         yield from frame.head()

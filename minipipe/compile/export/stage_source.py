@@ -93,8 +93,11 @@ class StageSource:
         layers: Mapping[int, str],
         functions: Functions,
     ) -> None:
-        self._inputs, self._results = trace.inputs, writer.results
-        self.name, self._layers, self._functions = name, layers, functions
+        self._inputs = trace.inputs
+        self._results = writer.results
+        self.name = name
+        self._layers = layers
+        self._functions = functions
         self.sections = list(trace.sections)
         self._items: dict[str, list[Item]] = {
             section: list(folded(section, statements))
@@ -215,7 +218,8 @@ class StageSource:
         """Yield the variables that a unit takes, with names in the earlier unit."""
         for section, taken in unit.takes.items():
             earlier = unit.partners[section]
-            kept, names = earlier.keeps[unit.section], self._unit_names[earlier]
+            kept = earlier.keeps[unit.section]
+            names = self._unit_names[earlier]
             yield from zip(taken, map(names.of, kept))
 
     def _name_of(self, unit: Unit) -> str:
@@ -240,7 +244,8 @@ class StageSource:
         return names
 
     def _print_section(self, section: str) -> None:
-        names, stage = self._names, f'"stage {self.name}"'
+        names = self._names
+        stage = f'"stage {self.name}"'
         given = self.parameters[section] = list(self._inputs[section])
         lines = []
         for (earlier, later), variables in self._keeps.items():
@@ -264,7 +269,8 @@ class StageSource:
 
     def _body(self, section: str) -> Iterator[str]:
         """Yield the statements of a section, and calls of units."""
-        items, names = self._items[section], self._names
+        items = self._items[section]
+        names = self._names
         layer: int | None = None
         i = 0
         while i < len(items):
@@ -286,7 +292,8 @@ class StageSource:
         """Return the first calls, each of which takes the result of the one before."""
         first = items[0]
         assert isinstance(first, Call)
-        chain, outputs = [first], first.unit.outputs
+        chain = [first]
+        outputs = first.unit.outputs
         if len(first.reads) != 1 or len(outputs) != 1:
             return chain
         for item in items[1:]:
@@ -307,8 +314,11 @@ class StageSource:
 
     def _called(self, chain: Sequence[Call]) -> str:
         """Return the call of a unit, or a loop of calls."""
-        names, first, last = self._names, chain[0], chain[-1]
-        unit, outputs = first.unit, first.unit.outputs
+        names = self._names
+        first = chain[0]
+        last = chain[-1]
+        unit = first.unit
+        outputs = first.unit.outputs
         if len(chain) == 1:
             arguments = ["k", str(first.layer), *map(names.of, first.reads)]
             made = [names.of(name) for name in first.of(outputs)]
@@ -320,7 +330,8 @@ class StageSource:
         is_input = given in self._inputs[unit.section]
         if not is_input and self._readers(given) == [first]:
             names.own[result] = names.of(given)
-        name, begin = names.of(result), ""
+        name = names.of(result)
+        begin = ""
         if name != names.of(given):
             begin = f"{name} = {names.of(given)}\n"
         loop = f"for layer in range({first.layer}, {end}, {step}):"

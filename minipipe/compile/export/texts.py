@@ -113,7 +113,8 @@ def sgd(numbers: Mapping[str, Any]) -> str:
 
 
 def _sgd(numbers: Mapping[str, Any]) -> Iterator[str]:
-    momentum, decay = numbers["momentum"], numbers["weight_decay"]
+    momentum = numbers["momentum"]
+    decay = numbers["weight_decay"]
     yield "def update(rate):"
     what = f"momentum {momentum}, weight decay {decay}"
     yield f'    """SGD with {what}."""'

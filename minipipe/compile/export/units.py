@@ -36,7 +36,9 @@ class Unit:
     def __init__(
         self, section: str, repeat: Repeat, statements: Sequence[Statement]
     ) -> None:
-        self.section, self.body, self.name = section, repeat.body, ""
+        self.section = section
+        self.body = repeat.body
+        self.name = ""
         self.given = [name for name in repeat.given if ":" not in name]
         self.made = repeat.made
         self.layer = _first_layer(repeat.calls[0])
@@ -89,7 +91,9 @@ class Call:
     def __init__(
         self, unit: Unit, names: dict[str, str], statements: Sequence[Statement]
     ) -> None:
-        self.unit, self.names, self.statements = unit, names, list(statements)
+        self.unit = unit
+        self.names = names
+        self.statements = list(statements)
         self.layer = _first_layer(names)
 
     @property

@@ -271,10 +271,8 @@ def check_program(
     >>> spawn(lambda group: check_program(group, True, {"seed": 7}), num_ranks=2)
     [True, True]
     """
-    texts, compares = (
-        {"check_agreement": str(bool(is_asked))},
-        is_asked and group.size > 1,
-    )
+    texts = {"check_agreement": str(bool(is_asked))}
+    compares = is_asked and group.size > 1
     if compares:
         texts.update(
             program(),

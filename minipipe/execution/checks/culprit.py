@@ -54,7 +54,8 @@ def culprit_of(
     in one respect: gradients of values between two layers are added up there, which may
     change their last bits. Gradients do not count if a loss scale will check them.
     """
-    plan, group = check.plan, (check.grid or check).group
+    plan = check.plan
+    group = (check.grid or check).group
     probe = _run_again(check, batch)
     own = np.array(probe.sightings, np.int64).reshape(-1, len(Seen._fields))
     rows = group.all_gather(own, what=part_of(batch.call))
@@ -122,8 +123,11 @@ def _described(
     """Return the code, and a sentence: which layer or loss made which value, and
     where.
     """
-    k, layer, seen = culprit.microbatch, culprit.layer, culprit.seen
-    made, first = words_of(seen.kinds), sum(batch.sizes[:k])
+    k = culprit.microbatch
+    layer = culprit.layer
+    seen = culprit.seen
+    made = words_of(seen.kinds)
+    first = sum(batch.sizes[:k])
     if layer < 0:
         where = "in an array that is not divided"
         if seen.which >= 0:
@@ -131,7 +135,8 @@ def _described(
         return Code.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."
     is_loss = layer == len(plan.layers)
     if is_loss:
-        stage, name = len(plan.partition) - 1, f"the loss, after layer {layer - 1},"
+        stage = len(plan.partition) - 1
+        name = f"the loss, after layer {layer - 1},"
     else:
         stage = next(i for i, part in enumerate(plan.partition) if layer in part)
         name = f"layer {layer}, {plan.layers[layer].brief()},"

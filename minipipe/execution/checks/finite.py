@@ -53,9 +53,12 @@ class FiniteCheck:
         grid: Grid | None = None,
     ) -> None:
         self.when_not_finite = when_not_finite
-        self.plan, self.grid = plan, grid
+        self.plan = plan
+        self.grid = grid
         self.is_shared = grid is not None and grid.tensor.size > 1
-        self.stages, self.group, self.xp = stages, group, xp
+        self.stages = stages
+        self.group = group
+        self.xp = xp
         self.names = list(plan.owners)
         self._parameters = {
             name: p for stage in stages.values() for name, p in stage.parameters.items()
@@ -147,13 +150,16 @@ class StepCheck:
     def __init__(
         self, check: FiniteCheck, batch: Batch, waits: bool, with_gradients: bool
     ) -> None:
-        number, busy = check.first_not_finite() if with_gradients else -1, -waits
+        number = check.first_not_finite() if with_gradients else -1
+        busy = -waits
         if check.is_shared:
             assert check.grid is not None
             found = np.array([number, busy], np.float64)
             number, busy = check.grid.tensor.all_reduce(found, "max").tolist()
         self.findings = (float(number), float(-busy))
-        self._check, self._batch, self._with_gradients = check, batch, with_gradients
+        self._check = check
+        self._batch = batch
+        self._with_gradients = with_gradients
 
     def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
         """Stop or warn, if the loss or a gradient is not finite. Collective, if all
@@ -176,7 +182,8 @@ class StepCheck:
             is_finite = is_finite and parameter < 0
         if is_finite:
             return
-        check, step = self._check, self._batch.training_step + 1
+        check = self._check
+        step = self._batch.training_step + 1
         if all(waits for _, waits in findings):
             from minipipe.execution.checks.culprit import culprit_of
 
@@ -184,10 +191,8 @@ class StepCheck:
             words = f"Step {step}: {found}"
             end = "No parameter was changed: every rank has stopped before the update."
         else:
-            code, words = (
-                Code.NOT_FOUND,
-                f"Step {step}: {self._symptom(loss, findings)} not finite.",
-            )
+            code = Code.NOT_FOUND
+            words = f"Step {step}: {self._symptom(loss, findings)} not finite."
             end = (
                 "Nothing waited for the loss, so parameters may have changed; step(…, "
                 "wait=True) finds the place."
@@ -214,8 +219,6 @@ class StepCheck:
         ranks = [rank for rank, (parameter, _) in enumerate(findings) if parameter >= 0]
         if not ranks:
             return "the loss of the batch is"
-        name, rank = (
-            self._check.names[int(findings[ranks[0]][0])],
-            self._check.group.name(ranks[0]),
-        )
+        name = self._check.names[int(findings[ranks[0]][0])]
+        rank = self._check.group.name(ranks[0])
         return f"the gradient of {name} (rank {rank}) is"

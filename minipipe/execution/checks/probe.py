@@ -75,7 +75,8 @@ class Probe:
     @contextmanager
     def watching(self, stage: Stage) -> Iterator[None]:
         """Watch the layers of a stage inside this block."""
-        first, layers = self._plan.partition[stage.index].start, stage.module.layers
+        first = self._plan.partition[stage.index].start
+        layers = stage.module.layers
         names = {
             id(parameter.owner): self._names.index(name)
             for name, parameter in stage.parameters.items()
@@ -114,7 +115,8 @@ class Probe:
 
     def _look(self, number: int, result: Any) -> Any:
         """Return the result of a layer, with its gradient looked at as well."""
-        tensors, k = tensors_in(result), current_place().microbatch
+        tensors = tensors_in(result)
+        k = current_place().microbatch
         self.note(
             What.AUXILIARY_LOSS, k, number, [loss.data for loss in losses_so_far()]
         )
@@ -142,7 +144,9 @@ def _first_sample(part: Payload) -> int:
 # -- who made it -----------------------------------------------------------------------
 
 
-NAN, PLUS, MINUS = 1, 2, 4
+NAN = 1
+PLUS = 2
+MINUS = 4
 _WORDS = {NAN: "nan", PLUS: "inf", MINUS: "-inf"}
 
 

@@ -132,7 +132,8 @@ def _least_of_all(
 
     In round k each rank sends what it knows to the one 2^k further on, as in a barrier.
     """
-    place, distance = ranks.index(group.rank), 1
+    place = ranks.index(group.rank)
+    distance = 1
     while distance < len(ranks):
         ahead, behind = (
             ranks[(place + step) % len(ranks)] for step in (distance, -distance)

@@ -26,8 +26,11 @@ from minipipe.tensor import Tensor
 if TYPE_CHECKING:
     from minipipe.optim import Optimiser
 
-_NUM_STEPS, _RATE, _SETTINGS = "number of optimiser steps", "learning rate", "optimiser"
-_STATE, _GRADIENTS = "loaded state", "state of the gradients"
+_NUM_STEPS = "number of optimiser steps"
+_RATE = "learning rate"
+_SETTINGS = "optimiser"
+_STATE = "loaded state"
+_GRADIENTS = "state of the gradients"
 
 
 class Updates:
@@ -76,7 +79,9 @@ class Updates:
         self._settings: dict[str, Any] = {}
         # of which the settings are made, without attributes of the optimiser's own
         self._numbers: list[Any] = []
-        self._described, self._settings_digest, self._history = "", 0, (0, 0)
+        self._described = ""
+        self._settings_digest = 0
+        self._history = (0, 0)
         self.are_gradients_kept = True
         self._is_trained = False
         self._over_nothing = steps_over_nothing.get()
@@ -102,10 +107,8 @@ class Updates:
     def _note_settings(self, settings: dict[str, Any]) -> None:
         # seldom: another optimiser has its turn, or the learning rate has changed
         if settings != self._settings:
-            self._settings, self._described = (
-                settings,
-                description(settings, "optimiser"),
-            )
+            self._settings = settings
+            self._described = description(settings, "optimiser")
             self._settings_digest = crc32(self._described.encode())
             self._rate = settings.get("learning_rate")
 
@@ -287,7 +290,8 @@ def form_of_array(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, Any]:
     golden ratio if there are many columns. Texts and objects have None, since their
     elements cannot be compared.
     """
-    size, turns = prod(shape), np.arange(_MOST_ELEMENTS)
+    size = prod(shape)
+    turns = np.arange(_MOST_ELEMENTS)
     if size <= _MOST_ELEMENTS:
         positions = np.arange(size)
     else:
