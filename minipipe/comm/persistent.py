@@ -115,6 +115,8 @@ class PersistentSend(SendChannel):
             group.check_open()
         if not self.is_over:
             self.wait()
+        if group.on_send is not None:
+            group.on_send(self._header, self.array, self._destination, self._tag)
         self._head[:] = packed_step(step)
         self.is_over = False
         for request in self._requests:

@@ -105,6 +105,9 @@ class ProcessGroup(Familiar, ABC):
         The broadcasts that were started here and have not arrived, as far as was asked.
     activity : RankActivity
         What this rank is doing, for the report to ranks whose wait takes too long.
+    on_send : function or None
+        Called with header, array, destination and tag of each message, before it is
+        sent; not of those that a compiled step sends in line.
 
     Examples
     --------
@@ -118,6 +121,7 @@ class ProcessGroup(Familiar, ABC):
 
     takes_device_arrays = False
     note = ""
+    on_send: Callable[[Header, Any, int, int], None] | None = None
     clock_offset = 0.0
     _num_serials = _num_programs = 0
 
@@ -256,6 +260,8 @@ class ProcessGroup(Familiar, ABC):
         elif not array.flags.c_contiguous:
             array = array.copy()
         header = described(array.dtype, array.shape, step)
+        if self.on_send is not None:
+            self.on_send(header, array, destination, tag)
         return self._post_send(header, array, destination, tag)
 
     @with_hints

@@ -30,7 +30,7 @@ def operations() -> Iterator[tuple[str, Operation]]:
     modules and definitions.
     """
     seen = set()
-    modules = ["minipipe.tensor"]
+    modules = ["minipipe.tensor", "minipipe.core.joints"]
     for folder in ("functional", "nn"):
         package = import_module(f"minipipe.{folder}")
         modules += [

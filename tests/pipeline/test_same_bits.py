@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, schedules, spawn
+from minipipe import Pipeline, Schedule, Tensor, nn, optim, schedules, spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.execution.objective import BatchObjective
+from minipipe.nn import sequential
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.strategies import (
@@ -235,7 +236,7 @@ def test_a_transposed_view_that_is_not_made_contiguous_is_caught(
         partition,
     )
     check_same_as_one_process(*arguments)
-    monkeypatch.setattr(functional, "contiguous", lambda tensor: tensor)
+    monkeypatch.setattr(sequential, "contiguous", lambda tensor: tensor)
     with pytest.raises(AssertionError, match=f"the gradient of {differs} differs"):
         check_same_as_one_process(*arguments)
 
