@@ -29,4 +29,5 @@ def test_the_weights_of_both_agree_after_some_steps(tmp_path):
     done = mpirun(2, script, *options, limit=120)
     assert done.code == 0, done.err
     assert "torch" in done.out
-    assert picture.read_text().count("<rect") == 4  # floor, peer, 1f1b and torch
+    # floor, peer, 1f1b, compiled and torch
+    assert picture.read_text().count("<rect") == 5

@@ -52,6 +52,10 @@ PARTS = (
     ),
     *("core", "passes", "render", "schedules", "search", "simulation"),
 )
+# The half of the core that trains.
+TRAINING = {
+    f"core/{name}.py" for name in ("batch", "joints", "objective", "pipeline", "sgd")
+}
 
 
 class CannotBuild(SphinxError):
@@ -129,6 +133,8 @@ def files() -> Iterator[Path]:
         for path in (
             sorted(top.rglob("*")) if top.is_dir() else (top, top.with_suffix(".pyi"))
         ):
+            if path.relative_to(PACKAGE).as_posix() in TRAINING:
+                continue
             if path.is_file() and path.suffix not in (".pyc", ".md"):
                 yield path
 
