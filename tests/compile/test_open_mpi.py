@@ -14,7 +14,10 @@ _launcher = pytest.fixture(scope="module", autouse=True)(needs_open_mpi)
 def mpirun(num_ranks, *command):
     launcher = find_mpirun(), "--oversubscribe", "-n", str(num_ranks)
     program = sys.executable, "-m", *map(str, command)
-    return run([*launcher, *program], limit=240, **AS_ROOT)
+    done = run([*launcher, *program], limit=240, **AS_ROOT)
+    if "listener thread failed to start" in done.err:  # of the launcher, at times
+        done = run([*launcher, *program], limit=240, **AS_ROOT)
+    return done
 
 
 ROWS = ("runs", "failed", "offloaded", "slices", "tensor", "shards")
@@ -38,8 +41,15 @@ def test_compiled_steps_have_the_bits_of_eager_ones(name):
     assert "the same bits" in done.out or name == "frozen"
 
 
-@pytest.mark.parametrize("layout", ["stages", "replicas"])
-@pytest.mark.parametrize("fault", ["is_killed", "raises", "sleeps", "evaluates"])
+@pytest.mark.parametrize(
+    ("fault", "layout"),
+    [
+        ("is_killed", "stages"),
+        ("raises", "replicas"),
+        ("sleeps", "replicas"),
+        ("evaluates", "stages"),
+    ],
+)
 def test_a_fault_ends_all_ranks_and_names_one(fault, layout):
     command = "tests.compile.faults_over_mpi", fault, 1, "compiled", layout
     done = mpirun(2, *command)
