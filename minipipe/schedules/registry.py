@@ -13,7 +13,8 @@ from minipipe.schedules.collector import collector_paused
 
 T = TypeVar("T")
 
-# Maps each name to the name of its builder in the package, and to its trade-off.
+# Maps each name to the name of its builder in the package, or in one of its modules,
+# and to its trade-off.
 _ENTRIES: dict[str, tuple[str, str]] = {
     "sequential": ("sequential", "one rank works, the others wait"),
     "gpipe": ("gpipe", "simple; keeps all microbatches"),
@@ -58,7 +59,9 @@ class _Builders(Mapping[str, Callable[..., Schedule]]):
     """
 
     def __getitem__(self, name: str) -> Callable[..., Schedule]:
-        return getattr(import_module("minipipe.schedules"), _ENTRIES[name][0])
+        home, _, function = _ENTRIES[name][0].rpartition(".")
+        module = f"minipipe.schedules.{home}".rstrip(".")
+        return getattr(import_module(module), function)
 
     def __contains__(self, name: object) -> bool:
         return name in _ENTRIES

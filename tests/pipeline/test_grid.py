@@ -147,7 +147,8 @@ def test_any_training_on_any_grid_is_that_of_the_plain_model(
 ):
     # there must be several ranks
     schedule = "1f1b" if schedule in SCHEDULES[5:] and sizes[0] == 1 else schedule
-    options["num_blocks"] = 6
+    # a layer for each of two stages on a rank
+    options["num_blocks"] = 12 if sizes[0] == 8 else 6
     make = {
         **dict(zip(("pipeline", "data", "tensor"), sizes)),
         "schedule": schedule,

@@ -42,6 +42,7 @@ from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
 from minipipe.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec
 
+_LIMIT = SCHEDULE_COUNT._replace(maximum=10**9)  # of pairs that a rank holds
 _SECONDS = Spec(float, above=0, maximum=1, advice="Search longer with another message.")
 _TIME = Spec(float, minimum=-inf, maximum=inf, expected="a number", code="type")
 _PLACE = re.compile(r"Line (\d+), cell (\d+): ")
@@ -383,7 +384,7 @@ class Editor:
         """
         self._check_free("limit")
         if limit is not None:
-            SCHEDULE_COUNT.check("limit", limit)
+            _LIMIT.check("limit", limit)
             workload = self.costs.workload(
                 self.draft.placement, self.draft.num_microbatches, limit
             )

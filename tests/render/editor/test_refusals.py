@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import minipipe.passes.kinds  # noqa: F401  a text that is refused would declare them
 from minipipe import schedules
 from minipipe.render.editor import Editor, draw_editor
 from minipipe.render.editor.draft import Draft
