@@ -39,11 +39,28 @@ class Familiar:
             # a property that failed: again, for its own error
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
-            # NumPy, copy and pickle ask every object for private names: no tables and
-            # no directory for them.
-            known = [] if name.startswith("_") else dir(self)
-            kinds = [kind.__name__ for kind in type(self).__mro__]
-            raise missing(kinds[0], name, known, *kinds)
+            raise AttributeError(_Missing(self, name))
+
+
+class _Missing:
+    """The message for a missing attribute, made when someone reads it: most are asked
+    for by ``hasattr``, which reads none, and looking for similar names takes longer
+    than a layer.
+    """
+
+    def __init__(self, owner: object, name: str) -> None:
+        self._owner = owner
+        self._name = name
+
+    def __str__(self) -> str:
+        kinds = [kind.__name__ for kind in type(self._owner).__mro__]
+        return str(missing(kinds[0], self._name, dir(self._owner), *kinds))
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return str, (str(self),)  # another process gets the text alone
 
 
 def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
