@@ -17,9 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import MovingGuard
 from minipipe.compile.kind import Held, KindProgram
 from minipipe.compile.reasons import refused
@@ -27,9 +24,12 @@ from minipipe.compile.recording import Recorded, Recorder, kind_of
 from minipipe.compile.sections import Pool
 from minipipe.compile.stage_program import kinds_in
 from minipipe.compile.trace import key_of
-from minipipe.execution.payload import Payload
-from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.schedules.action import Action
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import SeededLoss, Stage
+from minipipe.core.schedules.action import Action
 
 MOST_KINDS = 32
 """Kinds of microbatches that are compiled for a stage; others run eagerly."""
@@ -108,7 +108,7 @@ class CompiledStage:
     # -- the actions -------------------------------------------------------------------
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
-        """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
+        """F: see :meth:`minipipe.core.execution.stage.Stage.forward`."""
         arrays = received.arrays
         program = self._program(microbatch, received, arrays)
         if program is None:
@@ -126,7 +126,7 @@ class CompiledStage:
     def forward_with_loss(
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
-        """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        """F and the loss: see :meth:`minipipe.core.execution.stage.Stage`."""
         given = getattr(objective, "targets", None)
         if given is None:
             return self._eager().forward_with_loss(microbatch, received, objective)
@@ -148,7 +148,7 @@ class CompiledStage:
         return self._kept(held, results)
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
-        """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
+        """B: see :meth:`minipipe.core.execution.stage.Stage.backward`."""
         if not isinstance(held, Held):
             return self._recorded("backward")(microbatch, held, gradient)
         return self._compute_gradients(microbatch, "backward", held, gradient)
@@ -156,7 +156,7 @@ class CompiledStage:
     def backward_input(
         self, microbatch: int, held: Any, gradient: Payload | None
     ) -> tuple[Payload, Any]:
-        """I: see :meth:`minipipe.execution.stage.Stage.backward_input`."""
+        """I: see :meth:`minipipe.core.execution.stage.Stage.backward_input`."""
         if not isinstance(held, Held):
             return self._recorded("backward_input")(microbatch, held, gradient)
         if not held.program.has("backward_input"):  # of a frozen stage: there is no W
@@ -166,14 +166,14 @@ class CompiledStage:
         ), held
 
     def recompute(self, microbatch: int, held: Any) -> None:
-        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        """R: see :meth:`minipipe.core.execution.stage.Stage.recompute`."""
         if isinstance(held, Held):
             held.program.run("recompute", held)
         else:
             self._recorded("recompute")(microbatch, held)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
-        """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
+        """W: see :meth:`minipipe.core.execution.stage.Stage.backward_weight`."""
         if isinstance(work, Held):
             work.program.run("backward_weight", work)
         else:

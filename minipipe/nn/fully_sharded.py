@@ -31,24 +31,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd import Leaf, Node, backend
-from minipipe.autograd.backend import Array, array_module, prod
-from minipipe.autograd.graph import CUSTOM, Backward, BackwardWalk, Saved, unchanged
 from minipipe.autograd.memory import buffer_of, saved_by
-from minipipe.autograd.modes import current_mode, mode, next_order, setting
-from minipipe.comm.message import finish
-from minipipe.comm.process_group import OwnTag, ProcessGroup
+from minipipe.core.autograd import backend, graph
+from minipipe.core.autograd.backend import Array, array_module, prod
+from minipipe.core.autograd.graph import Backward, BackwardWalk, Leaf, Node, Saved
+from minipipe.core.autograd.modes import current_mode, mode, next_order, setting
+from minipipe.core.comm.message import finish
+from minipipe.core.comm.process_group import OwnTag, ProcessGroup
+from minipipe.core.nn.module import Module, computes_as
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import Sequential
+from minipipe.core.pytree import rebuilt, tensors_in
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Tensor, record
 from minipipe.errors import ArgumentError
 from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
-from minipipe.nn.module import Module, computes_as
-from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
-from minipipe.nn.sequential import Sequential
 from minipipe.nn.shards import FlatShard, ShardedParameter
 from minipipe.parallel.reduction import AllGather, Channel, ReduceScatter, equal_parts
-from minipipe.pytree import rebuilt, tensors_in
-from minipipe.specs import Spec
-from minipipe.tensor import Tensor, record
 
 # Saved values that refer to no parameter.
 _WITHOUT_ARRAYS = (
@@ -346,7 +346,7 @@ class _Call:
         for i, (share, array) in enumerate(zip(shares, arrays)):
             saved = (partial(self._gradients.setdefault, i),)
             flags = (next_order(), share.requires_grad, False)
-            made_of = (CUSTOM[1], (self._joint,), saved)
+            made_of = (graph.CUSTOM[1], (self._joint,), saved)
             node = Node(*made_of, *flags, array.shape, share.dtype)
             found.append(_Whole(array, node, share))
         return found
@@ -395,7 +395,7 @@ class _Call:
         for result in results:
             if id(result) not in found:
                 data = self._apart(result.data)
-                parents = ((result, self._filled), (shares, unchanged))
+                parents = ((result, self._filled), (shares, graph.unchanged))
                 found[id(result)] = record(data, *parents)
         return [found[id(result)] for result in results]
 
@@ -531,7 +531,7 @@ class _Shares(Node):
     __slots__ = ("call", "walk")
 
     def __init__(self, call: _Call, order: int) -> None:
-        super().__init__(CUSTOM[0], (), (), order)
+        super().__init__(graph.CUSTOM[0], (), (), order)
         self.call = call
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
