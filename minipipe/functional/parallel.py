@@ -224,7 +224,9 @@ def _parallel_cross_entropy(
     sums = combined(backend.reduce_sum(powers, -1, True), group)
     is_wanted = (xp.arange(k) == own[:, None]) & counts[:, None]
     picked = combined(backend.reduce_sum(backend.masked(shifted, is_wanted), -1), group)
-    total = weight_of_labels(columns, logits, ignore_index, None) if is_mean else 1.0
+    total: Any = 1.0
+    if is_mean:
+        total = weight_of_labels(columns, logits, ignore_index, None)
     losses = backend.masked(xp.log(sums[:, 0]) - picked, counts)
     loss = backend.reduce_sum(losses) / total
     return loss, powers, sums, is_wanted, total

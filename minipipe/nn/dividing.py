@@ -104,7 +104,9 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     )
     check_not_sharded(module)
     twin = copy.deepcopy(module)
-    return twin if group.size == 1 else _Division(twin, group).divided()
+    if group.size == 1:
+        return twin
+    return _Division(twin, group).divided()
 
 
 def check_not_sharded(module: Module) -> None:

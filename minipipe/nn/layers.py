@@ -70,7 +70,9 @@ class Dropout(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
-        return functional.dropout(x, self.probability) if self.is_training else x
+        if not self.is_training:
+            return x
+        return functional.dropout(x, self.probability)
 
     def describe(self) -> str:
         """Name the probability."""
@@ -399,7 +401,9 @@ class PositionalEmbedding(Module):
         if x.ndim != 3 or x.shape[2] != width:
             raise shape_error("PositionalEmbedding", f"(n, t, {width})", input=x.shape)
         part = current_slice()
-        first = 0 if part is None else part.first
+        first = 0
+        if part is not None:
+            first = part.first
         if first + x.shape[1] > length:
             raise TensorError(
                 "out-of-range",
@@ -510,7 +514,9 @@ class LSTM(Module):
         initialiser = initialiser or uniform(-bound, bound)
         self.input_weight = Parameter((in_features, 4 * hidden), initialiser, dtype)
         self.hidden_weight = Parameter((hidden, 4 * hidden), initialiser, dtype)
-        self.bias = Parameter((4 * hidden,), _remember, dtype) if bias else None
+        self.bias: Parameter | None = None
+        if bias:
+            self.bias = Parameter((4 * hidden,), _remember, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (n, t, in_features) to (n, t, hidden)."""
@@ -519,7 +525,9 @@ class LSTM(Module):
     def describe(self) -> str:
         """Name both lengths."""
         lengths = f"{self.input_weight.shape[0]}, {self.hidden_weight.shape[0]}"
-        return lengths + ("" if self.bias is not None else ", bias=False")
+        if self.bias is None:
+            lengths += ", bias=False"
+        return lengths
 
 
 def _remember(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

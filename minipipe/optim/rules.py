@@ -211,7 +211,9 @@ class Adam(Optimiser):
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         """Apply the weight decay; return the gradient for the update."""
-        return gradient + group.weight_decay * data if group.weight_decay else gradient
+        if not group.weight_decay:
+            return gradient
+        return gradient + group.weight_decay * data
 
 
 class AdamW(Adam):

@@ -379,7 +379,9 @@ def dropout(a: Operand, probability: float) -> Tensor:
     """
     a = as_real(a)
     check_probability("dropout", probability)
-    return _dropout(a, probability=probability, key=next_key()) if probability else a
+    if not probability:
+        return a
+    return _dropout(a, probability=probability, key=next_key())
 
 
 def check_probability(name: str, probability: float) -> None:

@@ -334,8 +334,10 @@ def cross_entropy(
     _check_options(label_smoothing, class_weights, reduction, logits.shape[-1])
     columns = backend.reshape(labels, (-1,))
     counts_all = ignore_index is None and class_weights is None
-    total: Any = float(columns.shape[0]) if reduction == "mean" else 1.0
-    if reduction == "mean" and not counts_all:
+    total: Any = 1.0
+    if reduction == "mean" and counts_all:
+        total = float(columns.shape[0])
+    elif reduction == "mean":
         total = weight_of_labels(columns, logits, ignore_index, class_weights)
     if counts_all and not label_smoothing:
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
@@ -355,7 +357,9 @@ def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
     """Leave out elements with the weight 0: a score of -inf, or NaN in padding, times 0
     would be NaN.
     """
-    return array if counts_all else backend.masked(array, weights != 0)
+    if counts_all:
+        return array
+    return backend.masked(array, weights != 0)
 
 
 def _of_logits(
@@ -405,8 +409,9 @@ def label_weight(
     ... )
     (3.0, 2.0)
     """
-    numbers = labels.data if isinstance(labels, Tensor) else backend.as_array(labels)
-    columns = backend.reshape(numbers, (-1,))
+    if isinstance(labels, Tensor):
+        labels = labels.data
+    columns = backend.reshape(backend.as_array(labels), (-1,))
     if ignore_index is not None:
         columns = columns[columns != ignore_index]
     if class_weights is None:

@@ -63,14 +63,17 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     >>> as_constant(np.float64(0.5), like=Tensor([1.0, 2.0])).dtype
     dtype('float32')
     """
-    data = value.data if isinstance(value, Tensor) else value
+    data: Any = value
+    if isinstance(value, Tensor):
+        data = value.data
     if backend.is_floating(like.dtype):
         return constant(backend.as_array(data, like.dtype, like.data))
     # Beside whole numbers a real one is float32, the default, and not float64 as in
     # NumPy.
     float32 = backend.array_module(like.data).float32
-    dtype = float32 if isinstance(data, float) else None
-    return constant(backend.as_array(data, dtype, like.data))
+    if isinstance(data, float):
+        return constant(backend.as_array(data, float32, like.data))
+    return constant(backend.as_array(data, None, like.data))
 
 
 def constant(array: Array) -> Tensor:
@@ -78,7 +81,9 @@ def constant(array: Array) -> Tensor:
     the checks of ``Tensor(…)``.
     """
     tensor = object.__new__(Tensor)
-    tensor.data = np.asarray(array) if isinstance(array, np.generic) else array
+    if isinstance(array, np.generic):
+        array = np.asarray(array)
+    tensor.data = array
     tensor.node = None
     return tensor
 
@@ -101,7 +106,7 @@ def as_real(value: Operand) -> Tensor:
     >>> as_real(Tensor([1, 2]))
     Tensor([1., 2.])
     """
-    tensor = value if isinstance(value, Tensor) else Tensor(value)
+    tensor = as_tensor(value)
     if backend.is_floating(tensor.data.dtype):
         return tensor
     float32 = backend.array_module(tensor.data).float32

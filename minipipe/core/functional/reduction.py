@@ -8,7 +8,6 @@ The functions ``total``, ``amax``, ``amin`` and ``variance`` do not hide Python'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -41,12 +40,15 @@ class Reduced(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _reduced(shape: Shape, axis: int | Shape | None) -> Reduced:
-    given: Iterable[int] = range(len(shape))
-    if axis is not None:
-        given = axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(axis_of(i, shape) for i in given)
-    kept = tuple(1 if i in axes else length for i, length in enumerate(shape))
-    return Reduced(axes, kept, backend.prod(tuple(shape[i] for i in axes)))
+    if axis is None:
+        axis = tuple(range(len(shape)))
+    elif not isinstance(axis, tuple):
+        axis = (axis,)
+    axes = tuple(axis_of(i, shape) for i in axis)
+    kept = list(shape)
+    for i in axes:
+        kept[i] = 1
+    return Reduced(axes, tuple(kept), backend.prod(tuple(shape[i] for i in axes)))
 
 
 def reduced(shape: Shape, axis: Axis) -> Reduced:
@@ -57,7 +59,9 @@ def reduced(shape: Shape, axis: Axis) -> Reduced:
     >>> reduced((2, 3), -1)
     Reduced(axes=(1,), kept=(2, 1), size=3)
     """
-    return _reduced(shape, tuple(axis) if isinstance(axis, list) else axis)
+    if isinstance(axis, list):
+        axis = tuple(axis)
+    return _reduced(shape, axis)
 
 
 def largest_of(x: Array, axes: int | Shape) -> Array:

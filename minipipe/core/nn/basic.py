@@ -53,7 +53,9 @@ class Linear(Module):
         check_lengths("Linear", in_features=in_features, out_features=out_features)
         initialiser = initialiser or he_uniform(in_features)
         self.weight = Parameter((in_features, out_features), initialiser, dtype)
-        self.bias = Parameter((out_features,), constant(0.0), dtype) if bias else None
+        self.bias: Parameter | None = None
+        if bias:
+            self.bias = Parameter((out_features,), constant(0.0), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., in_features) to (..., out_features)."""
@@ -62,7 +64,9 @@ class Linear(Module):
     def describe(self) -> str:
         """Name both lengths."""
         lengths = ", ".join(map(str, self.weight.shape))
-        return lengths if self.bias is not None else f"{lengths}, bias=False"
+        if self.bias is None:
+            lengths += ", bias=False"
+        return lengths
 
 
 class Identity(Module):

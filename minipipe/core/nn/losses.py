@@ -114,7 +114,7 @@ class MSELoss(Module):
         """Map two tensors of one shape, the second alone or in a pair with its weights,
         to a loss of shape ().
         """
-        target, weights = targets if isinstance(targets, tuple) else (targets, None)
+        target, weights = _with_weights(targets)
         return mean_squared_error(
             prediction, target, reduction=self.reduction, weights=weights
         )
@@ -123,10 +123,18 @@ class MSELoss(Module):
         """Return the weight of targets: the number of elements, or the sum of their
         weights.
         """
-        target, weights = targets if isinstance(targets, tuple) else (targets, None)
+        target, weights = _with_weights(targets)
         if weights is None:
-            target = target if hasattr(target, "shape") else as_tensor(target)
+            if not hasattr(target, "shape"):
+                target = as_tensor(target)
             return math.prod(target.shape)
         return total_weight(broadcast_weights(weights, as_tensor(in_full(target)).data))
+
+
+def _with_weights(targets: Operand | tuple[Operand, Any]) -> tuple[Operand, Any]:
+    """Return targets and their weights, None for an array alone."""
+    if isinstance(targets, tuple):
+        return targets
+    return targets, None
 
     vars()["weight"].weighs_items = True  # of an array, the number of elements
