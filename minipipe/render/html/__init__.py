@@ -22,13 +22,13 @@ from minipipe.render.descriptions import (
     LATE_RECEIPTS,
     OVERLAPPED,
     SENT,
-    darker_words,
+    darker_label,
     describe_action,
     describe_message,
     describe_wait,
     entries_of,
     format_memory,
-    held_words,
+    held_label,
     origin,
     ways_of,
 )
@@ -43,7 +43,7 @@ from minipipe.render.palette import (
     fill_of,
     shade,
 )
-from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
+from minipipe.render.panel import NARROW, TOGETHER, Panel, copies_of, panels_of
 from minipipe.render.units import scale_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
@@ -80,7 +80,7 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     >>> holds_of(simulate(schedules.gpipe(1, 2)), rank=0)
     (Hold(stage=0, microbatch=0, start=0.0, end=4.0), Hold(stage=0, microbatch=1, start=1.0, end=6.0))
     """
-    copies = timeline.copies[rank] if timeline.copies else ()
+    copies = copies_of(timeline, rank)
     row = with_copies(timeline.spans[rank], copies)
     at = {span.action: span for span in (*timeline.spans[rank], *copies)}
     changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
@@ -407,12 +407,12 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         swatches = (_swatch(kinds[0], chunk) for chunk in shades[kinds[0]])
         yield _entry("".join(swatches), f"{', '.join(kinds)} {words}")
     if any(chunk for _, chunk in boxes):
-        yield _entry("", darker_words(panels))
-    if any(panel.joined for panel in panels):
+        yield _entry("", darker_label(panels))
+    if any(panel.overlapped for panel in panels):
         yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
-    yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
+    yield _entry('<i class="swatch level"></i>', held_label(_is_memory(panels), panels))
     ways = ways_of(panels)
     for way in ways:
         line = "message" if way == "forward" else "gradient"

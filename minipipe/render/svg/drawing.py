@@ -11,9 +11,9 @@ from itertools import chain
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import (
     caption,
-    darker_words,
+    darker_label,
     figures,
-    held_words,
+    held_label,
     ways_of,
 )
 from minipipe.render.descriptions import title as title_of
@@ -322,10 +322,10 @@ class _TimelinePage(Page):
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        yield from legend.kinds(self.boxes, darker_words(self.panels))
+        yield from legend.kinds(self.boxes, darker_label(self.panels))
         if any(len(run) > 1 for lane in self.rows for run in lane.runs):
             yield legend.runs()
-        if any(panel.joined for panel in self.panels):
+        if any(panel.overlapped for panel in self.panels):
             yield legend.joined()
         causes = {slot.cause for lane in self.rows for slot in lane.slots}
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
@@ -335,7 +335,7 @@ class _TimelinePage(Page):
         for noun in sorted({strip.noun for strip in strips}):
             words = "versions of weights held"
             if noun != "versions":
-                words = held_words(noun != "activations", self.panels)
+                words = held_label(noun != "activations", self.panels)
             yield legend.strip(words)
         if self.has_messages:
             has_late_receipts = any(panel.has_late_receipts for panel in self.panels)

@@ -313,7 +313,7 @@ class Lane:
                 rounding = 'rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
                 words = describe_action(action)
                 whole = (start, end)
-                if other := self.panel.joined.get(action):
+                if other := self.panel.overlapped.get(action):
                     words += f", overlapped with {other.action}"
                     whole = (other.start, other.end)
                 title = f"{words}, {self._when(*whole)}"
@@ -373,7 +373,7 @@ class Lane:
         """
         alone = (run[0] for run in self.runs if len(run) == 1)
         for first, second in pairwise(alone):
-            other = self.panel.joined.get(first.action)
+            other = self.panel.overlapped.get(first.action)
             if other and other.action == second.action:
                 left = self.x(first.start)
                 right = self.x(second.end)

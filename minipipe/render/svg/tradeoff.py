@@ -250,7 +250,7 @@ class _TradeoffPage(Page):
             points += chain(*of_batch.bounds.values())
         memory, bubbles = zip(*points)
         self.x = LogAxis.over(memory, self.left, self.right)
-        self.y = LogAxis.over(bubbles, _HEIGHT, 0, floor=_LEAST_BUBBLE)
+        self.y = LogAxis.over(bubbles, _HEIGHT, 0, minimum=_LEAST_BUBBLE)
 
     def drawn(self) -> str:
         """Return the whole document."""
