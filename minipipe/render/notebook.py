@@ -75,8 +75,9 @@ def _notebook() -> Any:
     It is never imported here.
     """
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return ipython if hasattr(shell, "kernel") else None
+    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    return ipython
 
 
 def picture_or_text(drawn: ActionTable | Timeline) -> str:
