@@ -2,7 +2,6 @@
 public names of ``core/errors.py``, and the parts of messages that all packages use.
 """
 
-from minipipe.core import errors as _core
 from minipipe.core.errors import ArgumentError as ArgumentError
 from minipipe.core.errors import CheckpointError as CheckpointError
 from minipipe.core.errors import Code as Code
@@ -21,6 +20,7 @@ from minipipe.core.errors import RankError as RankError
 from minipipe.core.errors import RankLostError as RankLostError
 from minipipe.core.errors import ScheduleError as ScheduleError
 from minipipe.core.errors import TensorError as TensorError
+from minipipe.core.errors import __getattr__ as __getattr__
 from minipipe.core.errors import counted as counted
 from minipipe.core.errors import misuse as misuse
 from minipipe.core.errors import not_copyable as not_copyable
@@ -28,5 +28,23 @@ from minipipe.core.errors import quoted as quoted
 from minipipe.core.errors import shape_error as shape_error
 from minipipe.core.errors import warn_caller as warn_caller
 
-__all__ = _core.__all__
-__getattr__ = _core.__getattr__
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "Code",
+    "CourseworkError",
+    "FileError",
+    "LaunchError",
+    "MessageError",
+    "MicrobatchError",
+    "MinipipeError",
+    "ModelError",
+    "NotFiniteError",
+    "ParameterError",
+    "PartitionError",
+    "Problem",
+    "RankError",
+    "RankLostError",
+    "ScheduleError",
+    "TensorError",
+]

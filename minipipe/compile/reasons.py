@@ -24,6 +24,13 @@ def refused(stage: int, reason: str) -> ModelError:
     return ModelError("unsupported", message)
 
 
+def report_of(stage: int, reason: str) -> str:
+    """Return the line about a stage in a report; without a reason, it is compiled."""
+    if reason:
+        return f"stage {stage} runs eagerly: {reason}"
+    return f"stage {stage} is compiled"
+
+
 def is_declared(part: Any, default: bool) -> bool:
     """Return whether code may be recorded: of minipipe, or declared by its author."""
     return bool(getattr(part, "is_compilable", getattr(part, "is_replayable", default)))

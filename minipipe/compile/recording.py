@@ -115,8 +115,9 @@ class Recorder:
 
     Attributes
     ----------
-    kinds : dict of object to Recorded
-    kind_of : dict of int to Recorded
+    recordings : dict of object to Recorded
+        By cache key.
+    recording_of : dict of int to Recorded
         By microbatch.
     guard : StageGuard
     reason : str
@@ -130,14 +131,14 @@ class Recorder:
         guard: type[StageGuard] = StageGuard,
     ) -> None:
         self._stage = stage
-        self._kinds = kinds
+        self._action_kinds = kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self.uses = list(uses.values())
         self.owners = list(owners.values())
         self.guard = guard(stage.module, self.owners, self.uses)
-        self.kinds: dict[Any, Recorded] = {}
-        self.kind_of: dict[int, Recorded] = {}
+        self.recordings: dict[Any, Recorded] = {}
+        self.recording_of: dict[int, Recorded] = {}
         self._recording: dict[int, Recorded] = {}  # by microbatch
         self.passed = passed_by(stage)
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
@@ -149,17 +150,25 @@ class Recorder:
 
     def begin_row(self, kinds: Mapping[int, str]) -> None:
         """Record another row; what is half recorded is forgotten."""
-        self._kinds = kinds
-        self.kind_of = {}
+        self._action_kinds = kinds
+        self.recording_of = {}
         self._recording = {}
-        self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
-        for each in self.kinds.values():
+        self.recordings = {
+            key: each for key, each in self.recordings.items() if each.is_over
+        }
+        for each in self.recordings.values():
             if each.twin is not None and not each.twin.is_over:
                 each.twin = None
 
+    @property
+    def first_reason(self) -> str:
+        """Why the stage or one of its recordings cannot be compiled; empty if all can."""
+        reasons = (recorded.reason for recorded in self.recordings.values())
+        return self.reason or next(filter(None, reasons), "")
+
     def finished(self, key: Any) -> Recorded | None:
         """Return the recording of a kind that has ended, and the one of its twin."""
-        recorded = self.kinds.get(key)
+        recorded = self.recordings.get(key)
         if recorded is None or not recorded.is_over:
             return None
         twin = recorded.twin
@@ -282,15 +291,15 @@ class Recorder:
         """Return what to record, if this microbatch is the first of its kind."""
         if self.reason:
             return None
-        key = kind_of(received, arrays, self._kinds[microbatch], *how)
-        recorded = self.kinds.get(key)
+        key = cache_key(received, arrays, self._action_kinds[microbatch], *how)
+        recorded = self.recordings.get(key)
         if recorded is not None:
-            self.kind_of[microbatch] = recorded
+            self.recording_of[microbatch] = recorded
             if not self._is_foreign or recorded.twin is not None:
                 return None
         new = self._new(microbatch, received, arrays)
         if recorded is None:
-            self.kinds[key] = self.kind_of[microbatch] = new
+            self.recordings[key] = self.recording_of[microbatch] = new
         else:
             recorded.twin = new
         self._recording[microbatch] = new
@@ -429,7 +438,7 @@ def _is_listed(array: Array) -> bool:
     return type(array) is np.ndarray or not isinstance(array, np.ndarray)
 
 
-def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
+def cache_key(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
     """Return everything besides its numbers on which the lines of a microbatch depend.
 
     Parameters

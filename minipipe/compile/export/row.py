@@ -171,7 +171,7 @@ class RowSource:
 
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
-        recorded = self._recorders[stage].kind_of[k]
+        recorded = self._recorders[stage].recording_of[k]
         form = recorded.received if kind is RECV_F else recorded.result
         shape, dtype = self._plain(form, k)
         peer, tag = self._route(binding)
@@ -211,7 +211,8 @@ class RowSource:
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
-        source, recorded = self._sources[stage, k], self._recorders[stage].kind_of[k]
+        source = self._sources[stage, k]
+        recorded = self._recorders[stage].recording_of[k]
         section = SECTIONS[kind]
         if section not in source.sections:  # an I that is a whole backward
             section = "backward"
@@ -313,7 +314,8 @@ class RowSource:
             yield from wrapped(f"weights = {weights}", 0)
 
     def _dtype_of_loss(self) -> str:
-        trace = next(iter(self._recorders[self._num_stages - 1].kinds.values())).trace
+        recorder = self._recorders[self._num_stages - 1]
+        trace = next(iter(recorder.recordings.values())).trace
         (name,) = trace.results["forward"]
         return trace.variables[name].dtype.name
 
