@@ -23,7 +23,7 @@ OUTSIDE = """
     comm.job.process comm.job.reports comm.job.verdict comm.job.witness errors
 """
 MODULES = [*(name for name in FILES if name.startswith("core.")), *OUTSIDE.split()]
-MOST_LINES = 11_000
+MOST_LINES = 11_030
 
 
 def doors():
