@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
-from minipipe.comm.job.reports import RankActivity
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
+from minipipe.core.comm.activity import RankActivity
 from minipipe.core.comm.message import (
     DEFAULT_TIMEOUT,
     Expectation,
