@@ -15,7 +15,7 @@ from minipipe.autograd.backend import module_for, to_numpy
 from minipipe.autograd.modes import random_key
 from minipipe.autograd.watch import watch_everything
 from minipipe.comm import spawn
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.comm.host import limit_blas_threads
 from minipipe.execution.objective import Loss, added, shares
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.hints import names_of

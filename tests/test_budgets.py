@@ -20,7 +20,6 @@ LONG_YET = """
     autograd.walk:_fitted
     autograd.walk:_pass_gradients
     comm.launch:spawn
-    comm.mpi:_wait_until
     execution.executor:__init__
     execution.plan
     execution.plan:__init__

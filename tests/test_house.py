@@ -25,10 +25,10 @@ FLOORS = [
         io hints
         _lazy core
         simulation
-        schedules autograd comm.job
+        schedules autograd
         core.framing
         schedules.analysis passes tensor comm
-        core.joints
+        core.joints comm.job
         schedules.simulation pytree functional parallel
         search data nn
         execution.payload core.sgd
@@ -55,8 +55,8 @@ WITHOUT_NUMPY = {
 }
 WITH_NUMPY = {"core.sgd", "core.batch", "core.pipeline"}  # the training half
 ONLY_HERE = {
-    "mpi4py": {"comm.job.mpi_job", "cli.info"},
-    "threadpoolctl": {"comm.job.host", "cli.info"},
+    "mpi4py": {"comm.mpi_process", "cli.info"},
+    "threadpoolctl": {"comm.host", "cli.info"},
     "cupy": {"autograd.backend"},
     "cupyx": {"autograd.backend"},
     "ortools": {"search.exact"},
@@ -71,6 +71,7 @@ DOORS = {
     ("schedules.written", "render.notebook"),
     ("comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
+    ("comm.watch", "comm.job.watching"),
     ("schedules.cells", "passes.kinds"),
 }
 FIRST_PATH = [

@@ -26,8 +26,9 @@ from minipipe.cli.ranks import (
 )
 from minipipe.cli.streams import put
 from minipipe.comm import ProcessGroup, init_process_group, spawn
-from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
-from minipipe.comm.job.host import num_ranks as ranks_of_launcher
+from minipipe.comm.host import cores
+from minipipe.comm.host import num_ranks as ranks_of_launcher
+from minipipe.comm.job.host import launcher_of_ranks, memory_of_this_host
 from minipipe.errors import counted, misuse, quoted
 from minipipe.pipeline import Pipeline
 from minipipe.render.descriptions import format_memory

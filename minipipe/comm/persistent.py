@@ -22,7 +22,6 @@ from weakref import ref
 import numpy as np
 
 from minipipe.comm.channel import ReceiveChannel, SendChannel
-from minipipe.comm.job.mpi_job import MPI
 from minipipe.comm.message import (
     HEADER_SIZE,
     Header,
@@ -31,6 +30,7 @@ from minipipe.comm.message import (
     packed_form,
     packed_step,
 )
+from minipipe.comm.mpi_process import MPI
 from minipipe.comm.posted import LONGEST as LONGEST
 from minipipe.comm.posted import Posted as Posted
 

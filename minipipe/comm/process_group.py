@@ -22,7 +22,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.comm.job.reports import RankActivity
+from minipipe.comm.activity import RankActivity
 from minipipe.comm.message import (
     DEFAULT_TIMEOUT,
     Expectation,

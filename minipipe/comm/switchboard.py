@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity, Words
-from minipipe.comm.job.verdict import titled, verdict
+from minipipe.comm.activity import LONGEST_GAP, Deadline, RankActivity, Words, titled
 from minipipe.comm.message import Header
+from minipipe.comm.watch import the_watch
 from minipipe.errors import MessageError
 
 Mailbox = deque[tuple[Header, np.ndarray]]
@@ -71,10 +71,10 @@ class Switchboard:
         """Return once the condition holds and, if ranks take turns, it is this one's
         turn.
         """
-        patience = Patience(timeout)
+        deadline = Deadline(timeout)
         activity = self.activities[rank]
         activity.claim()
-        with self.changed, activity.waiting(patience, wait.peer, wait.words):
+        with self.changed, activity.waiting(deadline, wait.peer, wait.words):
             self.waits[rank] = wait
             try:
                 while not (wait.is_over() and self.turn in (None, rank)):
@@ -85,21 +85,23 @@ class Switchboard:
                         continue
                     # With turns there is no limit: a rank may be in a debugger.
                     # Deadlocks are detected anyway.
-                    if patience.look() and self.turn is None:
-                        start = time.localtime(time.time() - timeout)
-                        began = time.strftime("%H:%M:%S", start)
-                        who = titled(rank, activity.roles)
-                        sentence = (
-                            f"Rank {who} has waited {timeout:g} s, since {began}, for "
-                            f"{wait.words()}."
-                        )
-                        others = enumerate(self.activities)
-                        reports = [other.report(number) for number, other in others]
-                        message = f"{sentence}\n{verdict(reports, activity.roles)}"
-                        raise MessageError("timeout", message)
-                    self.changed.wait(min(patience.left, LONGEST_GAP))
+                    if deadline.poll() and self.turn is None:
+                        raise self._timeout(rank, wait, timeout)
+                    self.changed.wait(min(deadline.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]
+
+    def _timeout(self, rank: int, wait: Wait, timeout: float) -> MessageError:
+        """Return the error of a wait that has lasted too long."""
+        start = time.localtime(time.time() - timeout)
+        began = time.strftime("%H:%M:%S", start)
+        roles = self.activities[rank].roles
+        sentence = (
+            f"Rank {titled(rank, roles)} has waited {timeout:g} s, since {began}, for "
+            f"{wait.words()}."
+        )
+        diagnosis = the_watch().diagnose(self.activities, roles)
+        return MessageError("timeout", f"{sentence}\n{diagnosis}".rstrip())
 
     def _check_deadlock(self, rank: int) -> None:
         """Raise if all running ranks wait and no condition holds: none ever will."""

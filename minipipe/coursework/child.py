@@ -27,7 +27,7 @@ from typing import Any
 
 import minipipe
 from minipipe.autograd.watch import watch_everything
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.comm.host import limit_blas_threads
 from minipipe.coursework.checking import CheckResult, load, outcome_of, reply_of
 from minipipe.coursework.imports import findings, guarded_builtins
 from minipipe.coursework.sandbox import contained

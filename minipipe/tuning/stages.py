@@ -37,8 +37,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
+from minipipe.comm.host import cores
 from minipipe.comm.job.guard import run_job
-from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
+from minipipe.comm.job.host import core_times, launcher_of_ranks
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of

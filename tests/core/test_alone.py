@@ -20,10 +20,9 @@ from tests.test_house import FILES, SOURCES
 
 MODULES = """
     autograd.backend autograd.calls autograd.graph autograd.modes autograd.operation
-    autograd.split autograd.walk comm.job.descriptors comm.job.host comm.job.meeting
-    comm.job.mpi_job comm.job.process comm.job.reports comm.job.verdict comm.job.witness
-    comm.launch comm.message comm.mpi comm.objects comm.posted comm.process_group
-    comm.switchboard comm.thread core.balance core.batch core.dividing core.familiar
+    autograd.split autograd.walk comm.activity comm.host comm.launch comm.message
+    comm.mpi comm.mpi_process comm.objects comm.posted comm.process_group
+    comm.switchboard comm.thread comm.watch core.balance core.batch core.dividing core.familiar
     core.flow core.framing core.joints core.legality core.lifetimes core.lowering
     core.memory core.nouns core.objective core.order core.pipeline core.sgd
     core.simulation core.texts core.times core.values errors execution.executor
@@ -37,7 +36,7 @@ MODULES = """
     schedules.placement schedules.straight schedules.text schedules.written
     schedules.zero_bubble specs tensor
 """
-MOST_LINES = 10_950
+MOST_LINES = 9_740
 
 
 def doors():
@@ -122,6 +121,54 @@ def test_the_core_alone_trains_with_the_bits_of_one_process(
         assert predicted[name] == [timeline.makespan, *timeline.peak_activations]
     listed = {*MODULES.split(), *doors()}
     assert {name.removeprefix("minipipe").strip(".") for name in loaded} <= listed
+
+
+BLOCKED = """
+import sys, time
+from minipipe.comm.launch import init_process_group, spawn
+def wait(group):
+    if group.rank == 0:
+        group.recv(1)
+    {deed}
+if sys.argv[1:] == ["mpi"]:
+    with init_process_group(timeout=100) as group:
+        wait(group)
+else:
+    spawn(wait, 2, timeout=0.1)
+"""
+
+
+def blocked(folder, deed, *launcher, kind=""):
+    """Run two ranks of the core alone, of which one waits for the other's deed."""
+    return subprocess.run(
+        [*launcher, sys.executable, "-c", BLOCKED.format(deed=deed), kind],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_without_a_watch_a_late_message_is_named_and_no_cause(folder):
+    done = blocked(folder, "time.sleep(1)")
+    last = done.stderr.splitlines()[-2]
+    assert last.startswith("minipipe.errors.MessageError: Rank 0 has waited 0.1 s, ")
+    assert last.endswith("for a message with tag 0 from rank 1.")
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("deed", "code", "message"),
+    [
+        ("raise ValueError('broken')", 1, "ValueError: broken"),
+        ("sys.exit(3)", 3, ""),
+    ],
+)
+def test_without_a_watch_a_failed_rank_ends_the_others(deed, code, message, folder):
+    done = blocked(folder, deed, find_mpirun(), "-n", "2", kind="mpi")
+    assert done.returncode == code and message in done.stderr
 
 
 @needs_mpi

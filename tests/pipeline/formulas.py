@@ -11,7 +11,7 @@ import numpy as np
 
 from minipipe import random_key
 from minipipe.autograd.modes import current_mode, mode, setting
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.comm.host import limit_blas_threads
 
 
 def pipedream(p, s, k):

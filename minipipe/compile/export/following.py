@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup, spawn
-from minipipe.comm.job.host import blas_threads
+from minipipe.comm.host import blas_threads
 from minipipe.compile.export.rank_file import RankFile
 from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
 from minipipe.compile.export.texts import UPDATES
