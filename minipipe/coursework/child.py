@@ -27,7 +27,7 @@ from typing import Any
 
 import minipipe
 from minipipe.autograd.watch import watch_everything
-from minipipe.comm.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.coursework.checking import CheckResult, load, outcome_of, reply_of
 from minipipe.coursework.imports import findings, guarded_builtins
 from minipipe.coursework.sandbox import contained
@@ -66,7 +66,7 @@ def _import_packages() -> None:
     package.
     """
     for found in iter_modules(minipipe.__path__):
-        if found.ispkg or found.name in ("pytree", "tensor", "testing"):
+        if found.ispkg or found.name == "testing":
             import_module(f"minipipe.{found.name}")
 
 

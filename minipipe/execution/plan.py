@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.modes import current_place
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.execution.stage import Stage, claimed
+from minipipe.core.nn.module import computes_as
+from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.schedules.action import Action, R
 from minipipe.errors import ArgumentError, ModelError, counted
 from minipipe.execution.choosing import (
     checked_blocks,
@@ -27,13 +31,9 @@ from minipipe.execution.choosing import (
 )
 from minipipe.execution.partition import partition_of
 from minipipe.execution.row_handlers import RecomputingStage
-from minipipe.execution.stage import Stage, claimed
 from minipipe.nn import Module, Parameter, Recompute, Sequential
 from minipipe.nn.collected_losses import carrying_losses
-from minipipe.nn.module import computes_as
-from minipipe.nn.sequential import parameters_of
 from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
-from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 

@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from time import thread_time
 
-from minipipe.comm.host import cores, num_ranks
+from minipipe.core.comm.host import cores, num_ranks
 from minipipe.core.texts import parse_whole
 from minipipe.errors import ArgumentError
 

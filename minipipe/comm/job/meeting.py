@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from minipipe.comm.activity import Deadline
-from minipipe.comm.host import LOCAL_SIZE, SIZE, launcher_number
 from minipipe.comm.job import witness
 from minipipe.comm.job.descriptors import raised
 from minipipe.comm.job.host import launcher_socket
+from minipipe.core.comm.host import LOCAL_SIZE, SIZE, launcher_number
+from minipipe.core.comm.watch import Deadline
 from minipipe.errors import LaunchError
 
 STARTING = "MPI did not start on all hosts"

@@ -33,8 +33,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from minipipe.comm.activity import Deadline, Words, titled
-from minipipe.comm.host import yield_core
 from minipipe.comm.job.meeting import FINALISING
 from minipipe.comm.job.process import DEFERENCE, RankProcess
 from minipipe.comm.job.reports import RankReport, report_of
@@ -45,11 +43,13 @@ from minipipe.comm.job.verdict import (
     verdict,
     waits_for_a_person,
 )
-from minipipe.comm.mpi_process import MPI, MPIProcess
+from minipipe.core.comm.host import yield_core
+from minipipe.core.comm.mpi_process import MPI, MPIProcess
+from minipipe.core.comm.watch import Deadline, Words, titled
 from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
-    from minipipe.comm.mpi import MPIGroup
+    from minipipe.core.comm.mpi import MPIGroup
 
 _LOOK = 0.1  # seconds between the polls of the watchdog thread
 _ANSWERS = 1.0  # seconds for answers; a rank without one by then is silent

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
-from minipipe.comm.activity import RankActivity
-from minipipe.comm.host import RANK, launcher_number
 from minipipe.comm.job.reports import check_claim, report_of
 from minipipe.comm.job.verdict import verdict
-from minipipe.comm.watch import Watch
+from minipipe.core.comm.host import RANK, launcher_number
+from minipipe.core.comm.watch import RankActivity, Watch
 
 if TYPE_CHECKING:
     from minipipe.comm.job.mpi_job import MPIJob

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minipipe.comm.job.mpi_job import MPIJob
-from minipipe.comm.mpi import MPIGroup
-from minipipe.comm.mpi_process import MPI
+from minipipe.core.comm.mpi import MPIGroup
+from minipipe.core.comm.mpi_process import MPI
 
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 

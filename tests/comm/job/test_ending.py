@@ -9,7 +9,7 @@ import pytest
 from minipipe.comm.job.meeting import Line
 from minipipe.comm.job.process import RankProcess
 from minipipe.comm.job.reports import last_words
-from minipipe.comm.watch import exit_code_of
+from minipipe.core.comm.watch import exit_code_of
 from minipipe.errors import MessageError
 
 

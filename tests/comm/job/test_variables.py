@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from minipipe.cli import main
-from minipipe.comm import host
 from minipipe.comm.job import witness
 from minipipe.comm.job.host import launcher_socket
-from minipipe.comm.message import DEFAULT_TIMEOUT, chosen_timeout
+from minipipe.core.comm import host
+from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.errors import ArgumentError
 from minipipe.execution.observers import Journal, journal
 from minipipe.render.terminal import has_colour

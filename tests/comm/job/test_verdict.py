@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.comm.activity import Deadline, RankActivity
 from minipipe.comm.job.reports import RankReport, report_of
 from minipipe.comm.job.verdict import is_debugged, state_of, verdict
+from minipipe.core.comm.watch import Deadline, RankActivity
 
 
 def waiting(rank, peer, seconds):

@@ -1,0 +1,3 @@
+"""What follows from a table: dependencies, legality, rounds, messages. No NumPy."""
+
+__all__: list[str] = []
