@@ -41,10 +41,12 @@ class Wait(NamedTuple):
 
 
 class Switchboard:
-    """The state that all thread ranks share, guarded by the lock of ``changed``."""
+    """The state that all thread ranks share, guarded by one lock."""
 
     def __init__(self, num_ranks: int, take_turns: bool) -> None:
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()
+        # one for each rank: a message that woke all of them would cost more than itself
+        self._changed = [threading.Condition(self._lock) for _ in range(num_ranks)]
         # By (group, source, destination, tag); tags below 0 are the library's.
         self.mailboxes: defaultdict[tuple, Mailbox] = defaultdict(deque)
         self.waits: dict[int, Wait] = {}
@@ -61,16 +63,16 @@ class Switchboard:
 
     def post(self, box: tuple, header: Header, array: np.ndarray) -> None:
         """Put a message into a mailbox."""
-        with self.changed:
+        with self._lock:
             self.check_cancelled()
             self.mailboxes[box].append((header, array))
-            self.changed.notify_all()
+            self._changed[box[2]].notify_all()
 
     def letters(self, *box: Any) -> Mailbox:
         """Return the contents of a box; only its rank takes messages out, so this needs
         no lock.
         """
-        with self.changed:
+        with self._lock:
             return self.mailboxes[box]
 
     def wait(self, rank: int, wait: Wait, timeout: float) -> None:
@@ -80,7 +82,7 @@ class Switchboard:
         deadline = Deadline(timeout)
         activity = self.activities[rank]
         activity.claim()
-        with self.changed, activity.waiting(deadline, wait.peer, wait.words):
+        with self._lock, activity.waiting(deadline, wait.peer, wait.words):
             self.waits[rank] = wait
             try:
                 while not (wait.is_over() and self.turn in (None, rank)):
@@ -93,7 +95,7 @@ class Switchboard:
                     # Deadlocks are detected anyway.
                     if deadline.poll() and self.turn is None:
                         raise self._timeout(rank, wait, timeout)
-                    self.changed.wait(min(deadline.left, LONGEST_GAP))
+                    self._changed[rank].wait(min(deadline.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]
 
@@ -133,20 +135,24 @@ class Switchboard:
         later = sorted(ranks, key=lambda r: (r <= turn, r))
         able = (r for r in later if r not in self.waits or self.waits[r].is_over())
         self.turn = next(able, None if not ranks else ranks[0])
-        self.changed.notify_all()
+        self._wake_everyone()
 
     def leave(self, rank: int) -> None:
         """Note that a rank has returned."""
-        with self.changed:
+        with self._lock:
             self.running.discard(rank)
             self.activities[rank].has_ended = True
             if self.turn == rank:
                 self._pass_turn()
-            self.changed.notify_all()
+            self._wake_everyone()
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Note that a rank has failed; the others end at their next communication."""
-        with self.changed:
+        with self._lock:
             self.failure = self.failure or (rank, error)
             self.turn = None
-            self.changed.notify_all()
+            self._wake_everyone()
+
+    def _wake_everyone(self) -> None:
+        for changed in self._changed:
+            changed.notify_all()

@@ -124,8 +124,8 @@ class Module(Familiar):
 
     # -- parts -------------------------------------------------------------------------
 
-    def _parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield (name, Parameter or Module) for everything directly inside; an inlined
+    def _parts(self) -> list[tuple[str, Any]]:
+        """Return (name, Parameter or Module) for everything directly inside; an inlined
         module has the name "".
 
         Names, states, copies and comparisons all follow this enumeration, which no
@@ -133,17 +133,20 @@ class Module(Familiar):
         for one of its parts renames nothing.
         """
         held = vars(self)
-        yield from _parts_in("", held.get(self._inlined))
+        parts = [*_parts_in("", held.get(self._inlined))]
         for name, value in held.items():
             if name != self._inlined:
-                yield from _parts_in(name, value)
+                parts += _parts_in(name, value)
+        return parts
 
     def modules(self) -> Iterator[Module]:
         """Yield this module and every module inside it."""
-        yield self
-        for _, part in self._parts():
-            if isinstance(part, Module):
-                yield from part.modules()
+        coming = [self]
+        while coming:
+            module = coming.pop()
+            yield module
+            parts = [part for _, part in module._parts() if isinstance(part, Module)]
+            coming += reversed(parts)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield (qualified name, parameter); a tied parameter only once, under its
@@ -328,15 +331,21 @@ class Module(Familiar):
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
-def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Parameter | Module):
-        yield name, value
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _parts_in(f"{name}.{i}" if name else str(i), item)
+def _parts_in(name: str, value: Any) -> Sequence[tuple[str, Any]]:
+    if isinstance(value, _PARTS):
+        return [(name, value)]
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, (list, tuple)):
+        items = enumerate(value)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _parts_in(f"{name}.{key}" if name else str(key), item)
+        items = value.items()
+    found: list[tuple[str, Any]] = []
+    for key, item in items:
+        found += _parts_in(f"{name}.{key}" if name else str(key), item)
+    return found
+
+
+_PARTS = (Parameter, Module)
 
 
 def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:

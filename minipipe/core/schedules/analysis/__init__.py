@@ -1,3 +1,3 @@
-"""What follows from a table: dependencies, legality, rounds, messages. No NumPy."""
+"""Facts about a table: dependencies, legality, rounds, messages. No NumPy."""
 
 __all__: list[str] = []
