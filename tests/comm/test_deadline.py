@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.core.comm import activity
-from minipipe.core.comm.activity import LONGEST_GAP, Deadline
+from minipipe.core.comm import watch
+from minipipe.core.comm.watch import LONGEST_GAP, Deadline
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
@@ -13,14 +13,14 @@ def test_a_gap_between_polls_counts_half_a_second_at_most(gaps):
     went on, 6 of 6.
     """
     clock = 0.0
-    real, activity.perf_counter = activity.perf_counter, lambda: clock
+    real, watch.perf_counter = watch.perf_counter, lambda: clock
     try:
         waiting = Deadline(limit=1e9)
         for gap in gaps:
             clock += gap
             assert not waiting.poll()
     finally:
-        activity.perf_counter = real
+        watch.perf_counter = real
     assert waiting.spent <= sum(gaps) + 1e-6
     assert waiting.spent <= LONGEST_GAP * len(gaps)
 

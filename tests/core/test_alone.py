@@ -1,7 +1,7 @@
 """The core is a framework by itself: without any other file it trains an MLP, with the
 bits of the public pipeline on one process.
 
-Only the package `core` exists for the program, and what `OUTSIDE` lists yet.
+Only the package `core` exists for the program.
 """
 
 import functools
@@ -18,7 +18,7 @@ from tests.launch import environment, find_mpirun, needs_mpi
 from tests.test_house import FILES, PACKAGE, SOURCES
 
 MODULES = [name for name in FILES if name.startswith("core.")]
-MOST_LINES = 9_840
+MOST_LINES = 9_800
 
 
 def doors():

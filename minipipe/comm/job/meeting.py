@@ -23,8 +23,8 @@ from pathlib import Path
 from minipipe.comm.job import witness
 from minipipe.comm.job.descriptors import raised
 from minipipe.comm.job.host import launcher_socket
-from minipipe.core.comm.activity import Deadline
 from minipipe.core.comm.host import LOCAL_SIZE, SIZE, launcher_number
+from minipipe.core.comm.watch import Deadline
 from minipipe.errors import LaunchError
 
 STARTING = "MPI did not start on all hosts"

@@ -43,9 +43,9 @@ from minipipe.comm.job.verdict import (
     verdict,
     waits_for_a_person,
 )
-from minipipe.core.comm.activity import Deadline, Words, titled
 from minipipe.core.comm.host import yield_core
 from minipipe.core.comm.mpi_process import MPI, MPIProcess
+from minipipe.core.comm.watch import Deadline, Words, titled
 from minipipe.errors import MessageError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from minipipe.core.comm.activity import RankActivity
+from minipipe.core.comm.watch import RankActivity
 from minipipe.errors import LaunchError, MinipipeError, counted
 
 # of the final message, to fit a screen; the middle of a longer text is left out

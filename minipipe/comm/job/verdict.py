@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minipipe.comm.job.reports import RankReport
-from minipipe.core.comm.activity import titled
+from minipipe.core.comm.watch import titled
 from minipipe.core.texts import text_table
 
 _MOST_ROWS = 16

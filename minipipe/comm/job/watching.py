@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from minipipe.comm.job.reports import check_claim, report_of
 from minipipe.comm.job.verdict import verdict
-from minipipe.core.comm.activity import RankActivity
 from minipipe.core.comm.host import RANK, launcher_number
-from minipipe.core.comm.watch import Watch
+from minipipe.core.comm.watch import RankActivity, Watch
 
 if TYPE_CHECKING:
     from minipipe.comm.job.mpi_job import MPIJob

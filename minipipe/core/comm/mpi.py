@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from minipipe.core.autograd import backend
-from minipipe.core.comm.activity import Deadline, Words, titled
 from minipipe.core.comm.host import LOCAL_RANK, launcher_number, yield_core
 from minipipe.core.comm.message import (
     HEADER_SIZE,
@@ -51,7 +50,7 @@ from minipipe.core.comm.message import (
 from minipipe.core.comm.mpi_process import MPI, MPIProcess, start_mpi
 from minipipe.core.comm.posted import LONGEST, Posted
 from minipipe.core.comm.process_group import Channel, ProcessGroup
-from minipipe.core.comm.watch import exit_code_of, the_watch
+from minipipe.core.comm.watch import Deadline, Words, exit_code_of, the_watch, titled
 from minipipe.core.errors import ArgumentError, MessageError
 
 if TYPE_CHECKING:

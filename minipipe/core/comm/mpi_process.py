@@ -22,9 +22,8 @@ import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
 
-from minipipe.core.comm.activity import Deadline, RankActivity, Words
 from minipipe.core.comm.host import cores
-from minipipe.core.comm.watch import exit_code_of
+from minipipe.core.comm.watch import Deadline, RankActivity, Words, exit_code_of
 from minipipe.core.errors import MessageError
 
 if TYPE_CHECKING:

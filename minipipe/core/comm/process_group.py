@@ -22,7 +22,6 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
-from minipipe.core.comm.activity import RankActivity
 from minipipe.core.comm.message import (
     DEFAULT_TIMEOUT,
     Expectation,
@@ -34,6 +33,7 @@ from minipipe.core.comm.message import (
     described,
     finish,
 )
+from minipipe.core.comm.watch import RankActivity
 from minipipe.core.errors import (
     ArgumentError,
     LaunchError,

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.core.comm.activity import (
+from minipipe.core.comm.message import Header
+from minipipe.core.comm.watch import (
     LONGEST_GAP,
     Deadline,
     RankActivity,
     Words,
+    the_watch,
     titled,
 )
-from minipipe.core.comm.message import Header
-from minipipe.core.comm.watch import the_watch
 from minipipe.core.errors import MessageError
 
 Mailbox = deque[tuple[Header, np.ndarray]]

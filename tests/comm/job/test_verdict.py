@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minipipe.comm.job.reports import RankReport, report_of
 from minipipe.comm.job.verdict import is_debugged, state_of, verdict
-from minipipe.core.comm.activity import Deadline, RankActivity
+from minipipe.core.comm.watch import Deadline, RankActivity
 
 
 def waiting(rank, peer, seconds):
