@@ -36,7 +36,7 @@ from minipipe.comm.job.system_calls import adopt_orphans, end_descendants, end_w
 from minipipe.errors import LaunchError, quoted
 
 # seconds for mpirun to end all processes after a signal, before it is killed
-_PATIENCE = 10.0
+_LONGEST_STOP = 10.0
 # seconds for processes that outlive mpirun, such as a watchdog process, before they are
 # killed
 _GRACE = 2.0
@@ -161,7 +161,7 @@ class Attempts:
     def _hear(self, number: int, _: FrameType | None) -> None:
         if not self.stopped_by:
             self.stopped_by = number
-            signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+            signal.setitimer(signal.ITIMER_REAL, _LONGEST_STOP)
         self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:

@@ -60,7 +60,7 @@ _YIELDS = 400  # polls before the sleeps begin (100 made two ranks 10 % slower)
 _SPARE = 16  # buffers of finished receives, kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
-_SEND_PATIENCE = 0.25e-9  # seconds for each byte before a send is left to finish later
+_SEND_TIME = 0.25e-9  # seconds for each byte before a send is left to finish later
 _SLOWEST = 1e6  # bytes per second of the slowest link
 _LOOK_AROUND = 0.05  # seconds between checks for shutdown handshakes, while waiting
 _TAGS_BELOW_ZERO = 9  # the library's own; MPI's begin at zero
@@ -142,7 +142,7 @@ class MPIGroup(ProcessGroup):
         is_exchange = (destination, self.mpi_tag(tag)) in self.posted
         if is_exchange and not self.has_arrived(destination, tag):
             return
-        give_up = time.perf_counter() + _SEND_PATIENCE * num_bytes
+        give_up = time.perf_counter() + _SEND_TIME * num_bytes
         while not is_over() and time.perf_counter() < give_up:
             if not self.job.spins:
                 yield_core()

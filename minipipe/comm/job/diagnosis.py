@@ -36,7 +36,7 @@ _STATES = {
 }
 
 
-def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
+def diagnosis(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     """Return a table of all ranks, followed by a line that names the rank that blocks
     the others.
 
@@ -54,7 +54,7 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     ... )
     >>> silent = RankReport(2, 72, "here", place="stopped by a signal", is_silent=True)
     >>> print(
-    ...     verdict(
+    ...     diagnosis(
     ...         [waits, RankReport(1, 71, "here", place="train.py, line 3"), silent],
     ...         {2: "replica 1, stage 0"},
     ...     )
@@ -111,7 +111,7 @@ def state_of(pid: int) -> str:
     """Describe the state of a process of this host that does not answer; empty if it
     has exited.
     """
-    from minipipe.comm.job.witness import process_state  # not on Windows
+    from minipipe.comm.job.watchdog import process_state  # not on Windows
 
     return _STATES.get(process_state(pid), _COMPILED)
 

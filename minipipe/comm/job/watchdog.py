@@ -1,4 +1,4 @@
-"""The watchdog process (the "witness"): a small process on each host that outlives the
+"""The watchdog process: a small process on each host that outlives the
 ranks there.
 
 The ranks cannot report three failures. A killed rank sends nothing, and the launcher
@@ -236,7 +236,7 @@ class Rank:
         return spent > limit
 
 
-class Witness:
+class Watchdog:
     """Listens to the ranks of a host.
 
     Parameters
@@ -317,7 +317,7 @@ class Witness:
         elif word in _REQUESTS and rank:
             getattr(self, word)(rank, *given)
         else:
-            self.part(fd, has_said_goodbye=word == "bye")
+            self.part(fd, is_announced=word == "bye")
 
     def answer(self, words: str, *connections: socket.socket) -> None:
         """Send a message to some ranks, or to all."""
@@ -381,14 +381,14 @@ class Witness:
 
     # -- ranks that end ----------------------------------------------------------------
 
-    def part(self, fd: int, has_said_goodbye: bool) -> None:
+    def part(self, fd: int, is_announced: bool) -> None:
         """Close a connection. A rank without a shutdown handshake was killed, crashed
         or left Python.
         """
         rank = self.lines.pop(fd, None)
         if rank is None:
             return self.waiting.pop(fd).close()
-        if not has_said_goodbye:
+        if not is_announced:
             if not self.is_explained:
                 self.explain_sudden_end(rank)
             self.end_children(rank)
@@ -493,7 +493,7 @@ class Witness:
 
 
 def main() -> None:
-    """Serve on the socket that is open under the descriptor FD: ``witness.py FD
+    """Serve on the socket that is open under the descriptor FD: ``watchdog.py FD
     LAUNCHER EXPECTED SIZE``.
     """
     number, launcher, expected, size = map(int, sys.argv[1:])
@@ -502,9 +502,9 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a rank takes two numbers
     with suppress(OSError):
-        witness = Witness(socket.socket(fileno=number), launcher, expected, size)
-        witness.run()
-        witness.tidy_up()
+        watchdog = Watchdog(socket.socket(fileno=number), launcher, expected, size)
+        watchdog.run()
+        watchdog.tidy_up()
 
 
 if __name__ == "__main__":
