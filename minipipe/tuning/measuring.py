@@ -26,11 +26,12 @@ from minipipe.autograd.modes import current_place, enable_grad, random_key
 from minipipe.comm import ProcessGroup, objects, spawn
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
+from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.meter import MemoryMeter, persistent_arrays, roots_of
 from minipipe.execution.objective import BatchObjective, Loss
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan, build_stages, check_model
+from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential

@@ -41,11 +41,12 @@ from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
+from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Handler, Handlers, Pending
 from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
 from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import samples

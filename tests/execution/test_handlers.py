@@ -11,8 +11,9 @@ from minipipe import nn, schedules
 from minipipe.comm import OneRankGroup
 from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
+from minipipe.execution.building import build_stages
 from minipipe.execution.executor import Executor
-from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import HANDLERS, handlers_of
 from minipipe.passes.framing import frame
 from minipipe.passes.shards import shard
