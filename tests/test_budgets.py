@@ -94,7 +94,7 @@ def closure(*modules):
         pytest.param(set(FIRST_PATH), 1400, 14, id="the first path"),
         pytest.param(
             closure("core.execution.executor"),
-            2230,
+            2240,
             12,
             id="the executor and what it reaches",
         ),
