@@ -17,15 +17,7 @@ MOST_IN_A_FUNCTION = 40
 # Written for 120 columns, and longer since the package is formatted at 88: each comes
 # down when it is worked on.
 LONG_YET = """
-    core.autograd.walk:_fitted
-    core.autograd.walk:_pass_gradients
     core.comm.launch:spawn
-    core.execution.executor:__init__
-    execution.plan
-    execution.plan:__init__
-    execution.timeline:measured_timeline
-    pipeline.pipeline
-    pipeline.running:run
 """
 IS_PACKAGE = {module for module, path in FILES.items() if path.name == "__init__.py"}
 
@@ -102,7 +94,7 @@ def closure(*modules):
         pytest.param(set(FIRST_PATH), 1400, 14, id="the first path"),
         pytest.param(
             closure("core.execution.executor"),
-            2230,
+            2240,
             12,
             id="the executor and what it reaches",
         ),
@@ -172,7 +164,7 @@ def per_thousand_lines(is_counted):
 def test_a_statement_assigns_one_value_and_few_choose_within_an_expression():
     assert per_thousand_lines(is_packed) <= 2
     # this limit falls, to 12
-    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 25
+    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 21
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,8 @@ def _reason(result: CheckResult) -> list[str]:
 def _aligned(word: str, text: str) -> list[str]:
     parts = [wrap(part, _WIDTH - 11) or [""] for part in text.rstrip().splitlines()]
     first, *others = chain(*parts)
-    return [f"  {word:8} {first}", *(f"{'':11}{line}" for line in others)]
+    margin = " " * 11
+    return [f"  {word:8} {first}", *(margin + line for line in others)]
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
         head = "Solution"
         text = exercise.answer
     yield f"<h3>{head}</h3>"
-    yield _code("\n".join(text.split("\n")[ast.parse(text).body[0].end_lineno :]))
+    docstring = ast.parse(text).body[0]
+    yield _code("\n".join(text.split("\n")[docstring.end_lineno :]))
     yield "<h3>Tests</h3><ul>"
     for test in exercise.tests:
         if solutions or not test.is_hidden:

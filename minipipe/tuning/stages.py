@@ -61,10 +61,11 @@ from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.core.specs import COUNT
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
+from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums

@@ -26,7 +26,7 @@ from minipipe.errors import LaunchError, MinipipeError, counted
 # of the final message, to fit a screen; the middle of a longer text is left out
 _MOST_LINES = 22
 _DEBUGGERS = ("bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy")
-_PACKAGES_OF_CALLS = ("minipipe.core.", "minipipe.comm.", "minipipe.pipeline.")
+_PACKAGES_OF_CALLS = ("minipipe.core.comm.", "minipipe.comm.", "minipipe.pipeline.")
 _LIBRARIES = (
     str(Path(__file__).resolve().parents[2]) + os.sep,
     os.path.dirname(os.__file__) + os.sep,
