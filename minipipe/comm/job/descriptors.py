@@ -52,9 +52,9 @@ class Descriptors:
         # has died and kill all ranks. The second copy has a lower number than the
         # connection to the watchdog process: the kernel closes files from the highest number
         # down, and that process must notice the end first.
-        self._launcher = (
-            [] if launcher is None else [launcher, raised(launcher, 2 * _ROOM)]
-        )
+        self._launcher: list[int] = []
+        if launcher is not None:
+            self._launcher = [launcher, raised(launcher, 2 * _ROOM)]
         low = os.pipe()
         self._reading, self._writing = map(raised, low)
         for end in low:

@@ -195,7 +195,9 @@ def _shared_memory() -> set[str]:
 
 
 def _named(ranks: list[str]) -> str:
-    return f"Rank {', '.join(ranks)}" if ranks else f"A rank of {socket.gethostname()}"
+    if ranks:
+        return f"Rank {', '.join(ranks)}"
+    return f"A rank of {socket.gethostname()}"
 
 
 def _launcher_is_gone(environment: Mapping[str, str]) -> bool:

@@ -107,7 +107,10 @@ class MPIJob(MPIProcess):
     def _disown(self) -> None:
         """In a forked child: leave MPI, and the end of the job, to the parent."""
         for group in self.groups:
-            group.disown()
+            group.is_closed = True
+            group.under_way.clear()
+            group.posted.clear()
+            group._resources.pop_all()
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
         """Expect nothing more of lost ranks. Finalise in another way at the end."""
@@ -212,7 +215,9 @@ class MPIJob(MPIProcess):
         If several ranks ask at once, the lowest one that may end the job proceeds, and
         the others wait for that.
         """
-        reports = [] if self._was_asked() else self._ask_all(may_end)
+        reports = []
+        if not self._was_asked():
+            reports = self._ask_all(may_end)
         if self._was_asked():
             self._attend_until(is_over, _PRECEDENCE)
             if is_over():
@@ -221,7 +226,9 @@ class MPIJob(MPIProcess):
         if is_debugged(reports) and not self._has_mentioned_debugger:
             self._has_mentioned_debugger = True
             self.process.say(waits_for_a_person(reports, self.world.rank))
-        return None if is_over() or is_debugged(reports) else reports
+        if is_over() or is_debugged(reports):
+            return None
+        return reports
 
     def _was_asked(self) -> bool:
         return time.perf_counter() < self._asked_at + _PRECEDENCE
@@ -234,8 +241,9 @@ class MPIJob(MPIProcess):
 
     def _ask_all(self, may_end: bool) -> list[RankReport]:
         self._answers = {}
+        question = b"may end" * may_end
         for rank in self.others:
-            self._send(rank, b"may end" if may_end else b"", _QUESTION)
+            self._send(rank, question, _QUESTION)
         self._attend_until(lambda: len(self._answers) >= len(self.others), _ANSWERS)
         own = self.world.rank
         answers = {own: report_of(self.activity, own), **self._answers}
@@ -244,7 +252,9 @@ class MPIJob(MPIProcess):
 
     def _silent(self, rank: int) -> RankReport:
         pid, may_answer, host = self._processes[rank]
-        place = state_of(pid) if host == socket.gethostname() else ""
+        place = ""
+        if host == socket.gethostname():
+            place = state_of(pid)
         if not may_answer and place != STOPPED:
             place = "perhaps busy: with this MPI a rank answers only while it waits"
         return RankReport(rank, pid, host, place=place, is_silent=True)
@@ -333,9 +343,10 @@ class MPIJob(MPIProcess):
             self.attend()
             if self._complaint:  # [5]
                 exited = f"This rank exited early{self.process.exit_place}"
+                words = f"{exited}. {self._complaint}"
                 last = self.activity.words()
-                action = f" Its last action was {last}." if last else ""
-                words = f"{exited}. {self._complaint}{action}"
+                if last:
+                    words += f" Its last action was {last}."
                 self.process.end(words, self.process.exit_code)
             if deadline.poll():
                 self._end_if_one_is_silent(deadline.limit)

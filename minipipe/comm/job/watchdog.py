@@ -86,7 +86,8 @@ def rank_of_process(pid: int) -> int | None:
         # not the one of a shell inside salloc
         if not rank and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":
             rank = entries.get(b"SLURM_PROCID", b"")
-        return int(rank) if rank.isdigit() and len(rank) <= _MOST_DIGITS else None
+        if rank.isdigit() and len(rank) <= _MOST_DIGITS:
+            return int(rank)
     return None
 
 
@@ -398,7 +399,10 @@ class Watchdog:
     def look_for_the_missing(self) -> None:
         """Notice a rank that exited before it joined."""
         alive = started_ranks(self.launcher) | set(self.joined)
-        self.missed = self.missed + 1 if len(alive) < self.expected else 0
+        if len(alive) >= self.expected:
+            self.missed = 0
+            return
+        self.missed += 1
         if self.missed == _SURE:
             self.answer(self.named("gone", alive))
 
@@ -472,15 +476,19 @@ class Watchdog:
         The launcher reads the output to its end. It gives each rank separate pipes,
         which only descendants inherit.
         """
-        names = os.listdir("/proc") if self.left_open else ()
-        for pid in map(int, filter(str.isdigit, names)):
+        if self.left_open:
+            self.end_holders()
+        for path in self.shared_memory:
+            with suppress(OSError):
+                os.unlink(path)
+
+    def end_holders(self) -> None:
+        """Kill the processes that hold the output of lost ranks open."""
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             held = {(rank_of_process(pid), pipe) for pipe in pipes_of(pid)}
             if held & self.left_open and pid != os.getpid():
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-        for path in self.shared_memory:
-            with suppress(OSError):
-                os.unlink(path)
 
     def end_orphans(self) -> None:
         """Kill the ranks whose launcher is gone, and their children."""
