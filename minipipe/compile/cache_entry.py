@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
 from minipipe.compile.offloads import Kept
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import Key
 from minipipe.compile.value_form import Form
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
 
 
 class Held(Kept):

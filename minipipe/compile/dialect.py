@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Shape
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Shape
 
 # Elementwise functions that are rounded correctly: the bits are the same whatever path
 # a module takes.

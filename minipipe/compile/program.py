@@ -15,8 +15,6 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
@@ -38,12 +36,14 @@ from minipipe.compile.stage_program import (
     suffix_of,
 )
 from minipipe.compile.trace import key_of
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import mode
+from minipipe.core.execution.executor import Executor, Step
+from minipipe.core.execution.payload import Payload
+from minipipe.core.schedules.action import L, O
 from minipipe.errors import MessageError
 from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor, Step
-from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import L, O
 
 MOST_PROGRAMS = 8
 """Programs that are kept for a schedule, such as one for a smaller last batch."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipipe.autograd.modes import mode
 from minipipe.compile.guards import Attributes, is_foreign
+from minipipe.core.autograd.modes import mode
+from minipipe.core.execution.executor import Executor
+from minipipe.core.nn.module import is_exactly
 from minipipe.errors import ModelError
 from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective
 from minipipe.nn import Function, Module, Sequential
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
-from minipipe.nn.module import is_exactly
 
 
 def refused(stage: int, reason: str) -> ModelError:
@@ -59,7 +59,7 @@ def reason_against(module: Sequential) -> str:
 def reason_against_loss(objective: BatchObjective) -> str:
     """Return why the loss of a call cannot be recorded; empty if it can."""
     loss = objective.loss
-    is_ours = type(loss).__module__ == "minipipe.nn.losses"
+    is_ours = type(loss).__module__ == "minipipe.core.nn.losses"
     replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
     if not is_declared(loss, default=is_ours) or replaced:
         return "the loss runs code of its own"

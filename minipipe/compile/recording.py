@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import (
     Attributes,
     StageGuard,
@@ -27,11 +24,14 @@ from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.compile.value_form import Form
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import SeededLoss, Stage
+from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.tensor import Tensor
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.payload import Payload
-from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.nn.sequential import parameters_of
-from minipipe.tensor import Tensor
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Recorder:
     # -- the actions -------------------------------------------------------------------
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
-        """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
+        """F: see :meth:`minipipe.core.execution.stage.Stage.forward`."""
         arrays = [*received.arrays, *self.passed.inputs(microbatch)]
         form = self.passed.form(microbatch)
         recorded = self._begin(microbatch, received, arrays, *form)
@@ -211,7 +211,7 @@ class Recorder:
     def forward_with_loss(
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
-        """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        """F and the loss: see :meth:`minipipe.core.execution.stage.Stage`."""
         if isinstance(objective, BatchObjective) and objective.is_for_outputs:
             outputs, held = self.forward(microbatch, received)
             requires_grad = [True] * len(outputs.arrays)
@@ -248,7 +248,7 @@ class Recorder:
         return held
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
-        """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
+        """B: see :meth:`minipipe.core.execution.stage.Stage.backward`."""
         recorded = self._active(microbatch)
         if recorded is None:
             return self._stage.backward(microbatch, held, gradient)
@@ -259,7 +259,7 @@ class Recorder:
     def backward_input(
         self, microbatch: int, held: Any, gradient: Payload | None
     ) -> tuple[Payload, Any]:
-        """I: see :meth:`minipipe.execution.stage.Stage.backward_input`."""
+        """I: see :meth:`minipipe.core.execution.stage.Stage.backward_input`."""
         if self._stage.is_frozen:
             return self.backward(microbatch, held, gradient), None
         recorded = self._active(microbatch)
@@ -271,7 +271,7 @@ class Recorder:
         return self._with_gradients(recorded, payload, is_over=False), work
 
     def recompute(self, microbatch: int, held: Any) -> None:
-        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        """R: see :meth:`minipipe.core.execution.stage.Stage.recompute`."""
         stage: Any = self._stage
         recorded = self._active(microbatch)
         if recorded is None:
@@ -281,7 +281,7 @@ class Recorder:
             stage.recompute(microbatch, held)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
-        """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
+        """W: see :meth:`minipipe.core.execution.stage.Stage.backward_weight`."""
         recorded = self._active(microbatch)
         if recorded is None:
             self._stage.backward_weight(microbatch, work)

@@ -17,9 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import current_place
 from minipipe.compile.cache_entry import CacheEntry, Held
 from minipipe.compile.guards import MovingGuard
 from minipipe.compile.reasons import refused, report_of
@@ -27,9 +24,12 @@ from minipipe.compile.recording import Recorded, Recorder, cache_key
 from minipipe.compile.sections import Pool
 from minipipe.compile.stage_program import action_kinds, suffix_of
 from minipipe.compile.trace import key_of
-from minipipe.execution.payload import Payload
-from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.schedules.action import Action
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import SeededLoss, Stage
+from minipipe.core.schedules.action import Action
 
 MOST_ENTRIES = 32
 """Cache entries of a stage; microbatches of further forms run eagerly."""
@@ -107,7 +107,7 @@ class CompiledStage:
     # -- the actions -------------------------------------------------------------------
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
-        """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
+        """F: see :meth:`minipipe.core.execution.stage.Stage.forward`."""
         entry = self._entry(microbatch, received, received.arrays)
         if entry is None:
             return self._eager().forward(microbatch, received)
@@ -124,7 +124,7 @@ class CompiledStage:
     def forward_with_loss(
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
-        """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        """F and the loss: see :meth:`minipipe.core.execution.stage.Stage`."""
         of_microbatches = getattr(objective, "targets", None)
         if of_microbatches is None:
             return self._eager().forward_with_loss(microbatch, received, objective)
@@ -146,7 +146,7 @@ class CompiledStage:
         return self._kept(held, results)
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
-        """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
+        """B: see :meth:`minipipe.core.execution.stage.Stage.backward`."""
         if isinstance(held, Held):
             return _computed_gradients("backward", held, gradient)
         return self._recording_stage().backward(microbatch, held, gradient)
@@ -154,7 +154,7 @@ class CompiledStage:
     def backward_input(
         self, microbatch: int, held: Any, gradient: Payload | None
     ) -> tuple[Payload, Any]:
-        """I: see :meth:`minipipe.execution.stage.Stage.backward_input`."""
+        """I: see :meth:`minipipe.core.execution.stage.Stage.backward_input`."""
         if not isinstance(held, Held):
             stage = self._recording_stage()
             return stage.backward_input(microbatch, held, gradient)
@@ -163,14 +163,14 @@ class CompiledStage:
         return _computed_gradients("backward_input", held, gradient), held
 
     def recompute(self, microbatch: int, held: Any) -> None:
-        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        """R: see :meth:`minipipe.core.execution.stage.Stage.recompute`."""
         if isinstance(held, Held):
             held.entry.run("recompute", held)
         else:
             self._recording_stage().recompute(microbatch, held)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
-        """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
+        """W: see :meth:`minipipe.core.execution.stage.Stage.backward_weight`."""
         if isinstance(work, Held):
             work.entry.run("backward_weight", work)
         else:

@@ -10,7 +10,7 @@ from minipipe.compile.memory import Use, slots_of
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
 from minipipe.compile.value_form import Form
-from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
+from minipipe.core.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
     F: "forward",

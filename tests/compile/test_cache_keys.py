@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe.compile.recording import cache_key
-from minipipe.execution.payload import Payload
+from minipipe.core.execution.payload import Payload
 
 SQUARE = np.ones((3, 3), np.float32)
 OTHERS = {

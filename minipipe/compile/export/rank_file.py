@@ -28,7 +28,7 @@ from minipipe.compile.export.texts import (
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.stage_program import suffix_of
-from minipipe.execution.executor import Executor
+from minipipe.core.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.io import write_whole
 

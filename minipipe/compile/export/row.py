@@ -23,11 +23,8 @@ from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.row import SECTIONS
 from minipipe.compile.value_form import Form
 from minipipe.compile.wrapping import WIDTH, function, wrapped
-from minipipe.errors import Code, ModelError, ScheduleError
-from minipipe.execution.executor import Binding, Executor
-from minipipe.execution.plan import Plan
-from minipipe.execution.sums import block_size
-from minipipe.schedules.action import (
+from minipipe.core.execution.executor import Binding, Executor
+from minipipe.core.schedules.action import (
     RECV_B,
     RECV_F,
     REDUCE_GRAD,
@@ -36,7 +33,10 @@ from minipipe.schedules.action import (
     Action,
     F,
 )
-from minipipe.schedules.analysis.dependencies import Direction
+from minipipe.core.schedules.analysis.dependencies import Direction
+from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.execution.plan import Plan
+from minipipe.execution.sums import block_size
 
 _FIRST_TAG_OF_SUMS = 30_000  # of the 32,768 that every MPI has
 
