@@ -27,7 +27,7 @@ from typing import Any
 
 import minipipe
 from minipipe.autograd.watch import watch_everything
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.coursework.checking import CheckResult, load, outcome_of, reply_of
 from minipipe.coursework.imports import findings, guarded_builtins
 from minipipe.coursework.sandbox import contained
@@ -66,7 +66,7 @@ def _import_packages() -> None:
     package.
     """
     for module in iter_modules(minipipe.__path__):
-        if module.ispkg or module.name in ("pytree", "tensor", "testing"):
+        if module.ispkg or module.name == "testing":
             import_module(f"minipipe.{module.name}")
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import note_lines, printable, write_whole
 from minipipe.render.html import draw_html
 from minipipe.render.perfetto import perfetto_trace
 from minipipe.render.svg import draw_svg
 from minipipe.render.text import draw_text
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.specs import Spec
 
 # pixels for each pixel of the SVG, for printers and screens of high resolution
 _PNG_SCALE = 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.io import escaped
 from minipipe.render.svg import draw_svg
 from minipipe.render.terminal import has_colour
 from minipipe.render.text import draw_text
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
 
 

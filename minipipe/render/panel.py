@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import chain, count, permutations, starmap
 from typing import NamedTuple
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import Spec
 from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
 from minipipe.schedules import (
@@ -20,9 +22,7 @@ from minipipe.schedules import (
     Timeline,
     simulate,
 )
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import in_groups
-from minipipe.specs import Spec
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together:
 # whole rounds of F B and of F I W, so that bands look alike.

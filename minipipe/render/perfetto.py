@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 from typing import Any
 
+from minipipe.core.schedules.action import number_of
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.errors import ArgumentError
 from minipipe.io import note_lines, printable
 from minipipe.render.descriptions import (
@@ -34,8 +36,6 @@ from minipipe.render.descriptions import (
 )
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
-from minipipe.schedules.action import number_of
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import format_time
 
 Event = dict[str, Any]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TextIO
 
+from minipipe.core.schedules.action import ActionKind
 from minipipe.io import is_terminal
 from minipipe.render.contrast import luminance as relative_luminance
-from minipipe.schedules.action import ActionKind
 
 _GREYS = (247, 243, 240, 237)  # of SEND and RECV
 # The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk

@@ -10,6 +10,8 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import TEXT_WIDTH
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
 from minipipe.render.descriptions import entries_of, figures, title
@@ -17,8 +19,6 @@ from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.render.units import round_step, scale_of
 from minipipe.schedules import Action, ActionKind, Span, Timeline
-from minipipe.schedules.action_table import ActionTable
-from minipipe.specs import TEXT_WIDTH
 
 # with space between labels; before labels shrink to letters
 _FEW_BANDS = 4

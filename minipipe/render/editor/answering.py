@@ -19,6 +19,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
+from minipipe.core.schedules.action import Action, I
+from minipipe.core.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec
 from minipipe.errors import (
     ArgumentError,
     Code,
@@ -33,14 +35,12 @@ from minipipe.render.editor.draft import Draft, check_size
 from minipipe.render.editor.drawing import Sight
 from minipipe.render.editor.puzzles import PUZZLES
 from minipipe.render.editor.sharing import packed, unpacked
-from minipipe.schedules.action import Action, I
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.registry import REGISTRY, TRADES, build, spelled
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.search.clock import schedule_of
 from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
-from minipipe.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec
 
 _LIMIT = SCHEDULE_COUNT._replace(maximum=10**9)  # of pairs that a rank holds
 _SECONDS = Spec(float, above=0, maximum=1, advice="Search longer with another message.")

@@ -14,14 +14,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
+from minipipe.core.schedules.action import Action, ActionKind, B, F, I, W
+from minipipe.core.schedules.action_table import ActionTable, Schedule, schedule_of_text
+from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.schedules.placement import check_placement
+from minipipe.core.schedules.text import rows_of
 from minipipe.core.values import Uses, Value
 from minipipe.errors import Code, Problem, ScheduleError
-from minipipe.schedules.action import Action, ActionKind, B, F, I, W
-from minipipe.schedules.action_table import ActionTable, Schedule, schedule_of_text
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.placement import check_placement
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.text import rows_of
 
 MOST = 20_000  # actions of a draft: after each edit all of them are timed and drawn
 Rows = tuple[tuple[Action, ...], ...]

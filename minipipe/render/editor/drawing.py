@@ -9,12 +9,13 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from minipipe.core.schedules.action import Action, B, F, I
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted, misuse
 from minipipe.render.editor.draft import Choice, Draft
 from minipipe.render.html import legend, player_data
 from minipipe.render.panel import Panel
 from minipipe.render.svg import draw_svg
-from minipipe.schedules.action import Action, B, F, I
 from minipipe.schedules.analysis.bounds import Bound
 from minipipe.schedules.analysis.workload import Objective, fits
 from minipipe.schedules.simulation.comparison import workload_of
@@ -22,7 +23,6 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import TIMES_TOO_LARGE, simulate
 from minipipe.schedules.simulation.timeline import by_rank, format_time
 from minipipe.search.gallery import known_bound
-from minipipe.specs import Spec
 
 
 class Sight:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
+from minipipe.core.schedules.action import REDUCE_GRAD, Action, L
+from minipipe.core.specs import SCHEDULE_NUMBER
 from minipipe.errors import misuse
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import (
@@ -18,10 +20,8 @@ from minipipe.render.stepper.walkthrough import (
     Snapshot,
     Walkthrough,
 )
-from minipipe.schedules.action import REDUCE_GRAD, Action, L
 from minipipe.schedules.simulation.span import Message
 from minipipe.schedules.simulation.timeline import format_number, format_time
-from minipipe.specs import SCHEDULE_NUMBER
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:

@@ -3,7 +3,7 @@ each action.
 
 The events of a legal schedule have the times that :func:`minipipe.simulate` predicts.
 An illegal schedule runs until it gets stuck. Each of its actions takes one round, as in
-:func:`minipipe.schedules.analysis.walk.walk`, and a SEND and its RECV are a rendezvous.
+:func:`minipipe.core.schedules.analysis.walk.walk`, and a SEND and its RECV are a rendezvous.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from typing import NamedTuple
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes, Held, held_pairs
 from minipipe.core.order import awaited, order
+from minipipe.core.schedules.action import SEND_B, SEND_F, ActionKind, L, O
+from minipipe.core.schedules.action_table import ActionTable, check_table
+from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.walk import Walk, walk
 from minipipe.core.values import NOUNS
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules import (
@@ -33,11 +37,7 @@ from minipipe.schedules import (
     simulate,
     verify,
 )
-from minipipe.schedules.action import SEND_B, SEND_F, ActionKind, L, O
-from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
-from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.walk import Walk, walk
 from minipipe.schedules.simulation.simulator import check_costs
 from minipipe.schedules.simulation.span import with_copies
 

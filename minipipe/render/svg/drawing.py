@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import Spec
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import (
     caption,
@@ -28,8 +30,6 @@ from minipipe.render.svg.motion import Motion, idle_label
 from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, paint
 from minipipe.render.units import scale_of
 from minipipe.schedules import IdleCause, Timeline
-from minipipe.schedules.action_table import ActionTable
-from minipipe.specs import Spec
 
 _LEAST_WIDTH = 20  # times the font size
 _PIXELS = "a number of pixels, at least 1"

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
+from minipipe.core.schedules.action import ActionKind
 from minipipe.io import escaped, note_lines
 from minipipe.render.layout import number, text_width, wrapped
 from minipipe.render.palette import DARK, LIGHT, fill_of, shade
-from minipipe.schedules.action import ActionKind
 
 # Converters take the first family and never search the list, so it begins with one that
 # they know.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, pairwise, starmap
 from typing import NamedTuple
 
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted
 from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
@@ -20,7 +21,6 @@ from minipipe.schedules.simulation.comparison import (
     TradeoffPoint,
     pareto_front,
 )
-from minipipe.specs import Spec
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
 # A name on a line, or nearer to another point, counts as this many rows away.

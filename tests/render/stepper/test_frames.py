@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.errors import ScheduleError
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from tests.render.stepper.screens import plain
 from tests.strategies import examples, named_schedules, table

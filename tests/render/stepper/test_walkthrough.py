@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.core.flow import flow_of
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.render.stepper.description import describe_diagnosis, describe_state
 from minipipe.render.stepper.walkthrough import Activity, Walkthrough
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
 from minipipe.schedules.simulation.span import IdleCause
