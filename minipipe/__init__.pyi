@@ -37,7 +37,7 @@ from minipipe.schedules.action import Action as Action
 from minipipe.schedules.action import ActionKind as ActionKind
 from minipipe.schedules.action_table import Program as Program
 from minipipe.schedules.action_table import Schedule as Schedule
-from minipipe.schedules.analysis.verifier import verify as verify
+from minipipe.schedules.analysis.limits import verify as verify
 from minipipe.schedules.simulation.costs import Costs as Costs
 from minipipe.schedules.simulation.simulator import simulate as simulate
 from minipipe.schedules.simulation.timeline import Timeline as Timeline

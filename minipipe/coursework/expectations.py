@@ -17,7 +17,7 @@ import numpy as np
 from minipipe.errors import ScheduleError, counted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Program, Schedule
-from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.limits import verify
 
 # pytest shows a student frames of his own files, and none of this one
 __tracebackhide__ = True

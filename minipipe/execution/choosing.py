@@ -18,10 +18,10 @@ from minipipe.schedules import (
     Program,
     Schedule,
     build,
-    verify,
 )
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
+from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.placement import (
     check_counts,
     check_sizes_of,

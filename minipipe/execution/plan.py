@@ -32,9 +32,11 @@ from minipipe.nn import Module, Parameter, Recompute, Sequential
 from minipipe.nn.collected_losses import carrying_losses
 from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
+from minipipe.schedules import REGISTRY, Program, Schedule, lower
 from minipipe.schedules.action import Action, R
 from minipipe.schedules.analysis.replicas import pipelines_of
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.features import check_known
 from minipipe.schedules.registry import spelled
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ class Plan:
             schedule, num_ranks, num_microbatches, chunks_per_rank, replicas
         )
         verify(given)
-        given.check_known("a Pipeline", *_RUN)
+        check_known(given, "a Pipeline", *_RUN)
         pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
         numbers = [

@@ -16,12 +16,12 @@ from minipipe.schedules.analysis.activations import peak_activations as peak_act
 from minipipe.schedules.analysis.bounds import lower_bound as lower_bound
 from minipipe.schedules.analysis.bounds import lower_bounds as lower_bounds
 from minipipe.schedules.analysis.data_parallel import data_parallel as data_parallel
+from minipipe.schedules.analysis.limits import verify as verify
 from minipipe.schedules.analysis.lowering import lower as lower
 from minipipe.schedules.analysis.theory import tick_grid as tick_grid
 from minipipe.schedules.analysis.updates import drift as drift
 from minipipe.schedules.analysis.updates import staleness as staleness
 from minipipe.schedules.analysis.updates import weight_versions as weight_versions
-from minipipe.schedules.analysis.verifier import verify as verify
 from minipipe.schedules.analysis.workload import Objective as Objective
 from minipipe.schedules.asynchronous import paci as paci
 from minipipe.schedules.asynchronous import pipedream as pipedream

@@ -8,8 +8,8 @@ from minipipe import Costs, schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action
+from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.simulation.simulator import peak_memory
 from tests.schedules.analysis.verdicts import (
     INPUT,

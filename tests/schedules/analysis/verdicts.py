@@ -6,8 +6,8 @@ import pytest
 
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.simulation.simulator import simulate
 from tests.strategies import table
 
