@@ -17,16 +17,7 @@ MOST_IN_A_FUNCTION = 40
 # Written for 120 columns, and longer since the package is formatted at 88: each comes
 # down when it is worked on.
 LONG_YET = """
-    autograd.walk:_fitted
-    autograd.walk:_pass_gradients
-    comm.launch:spawn
-    comm.mpi:_wait_until
-    execution.executor:__init__
-    execution.plan
-    execution.plan:__init__
-    execution.timeline:measured_timeline
-    pipeline.pipeline
-    pipeline.running:run
+    core.comm.launch:spawn
 """
 IS_PACKAGE = {module for module, path in FILES.items() if path.name == "__init__.py"}
 
@@ -102,15 +93,15 @@ def closure(*modules):
     [
         pytest.param(set(FIRST_PATH), 1400, 14, id="the first path"),
         pytest.param(
-            closure("execution.executor"),
-            2230,
+            closure("core.execution.executor"),
+            2240,
             12,
             id="the executor and what it reaches",
         ),
         pytest.param(
             closure("pipeline.pipeline"),
-            13_050,
-            94,
+            13_000,
+            95,
             id="a pipeline and what it reaches",
         ),
         pytest.param(set(FILES), 20_000, 215, id="the whole", marks=OVER),
@@ -124,15 +115,17 @@ def test_what_a_reader_loads_keeps_its_budget(modules, most_lines, most_files):
 
 
 def test_a_closure_follows_names_through_packages_and_leaves_out_what_is_imported_later():
-    assert {"autograd.graph", "tensor", "errors"} <= closure("functional.linear")
+    assert {"core.autograd.graph", "core.tensor", "core.errors"} <= closure(
+        "core.functional.linear"
+    )
     assert (
         closure("pipeline.pipeline")
-        > closure("execution.executor")
-        > closure("errors")
-        == {"errors"}
+        > closure("core.execution.executor")
+        > closure("core.errors")
+        == {"core.errors"}
     )
     # which imports it from minipipe.comm
-    assert "comm.process_group" in closure("execution.handlers")
+    assert "core.comm.process_group" in closure("core.execution.handlers")
 
 
 def test_no_file_and_no_function_is_long():
@@ -171,7 +164,7 @@ def per_thousand_lines(is_counted):
 def test_a_statement_assigns_one_value_and_few_choose_within_an_expression():
     assert per_thousand_lines(is_packed) <= 2
     # this limit falls, to 12
-    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 25
+    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 21
 
 
 @pytest.mark.parametrize(

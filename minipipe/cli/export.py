@@ -10,9 +10,9 @@ from pathlib import Path
 from minipipe.cli.declaring import add_program, add_ranks
 from minipipe.cli.numbers import add_number
 from minipipe.cli.output import ExitStatus, answer
+from minipipe.core.specs import COUNT
 from minipipe.errors import LaunchError, counted, misuse, quoted
 from minipipe.io import printable
-from minipipe.specs import COUNT
 
 PASSES_ON = True
 """Whether arguments after ``--`` belong to a program."""
@@ -42,15 +42,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
         problem = f"{quoted(str(options.output), 200)} is a file"
         raise misuse(f"{problem}; expected a folder.")
     from minipipe.cli.export_program import exported
-    from minipipe.cli.ranks import check_room
+    from minipipe.cli.ranks import check_memory
 
-    check_room(options.ranks)
+    check_memory(options.ranks)
     files = exported(
         options.program, options.passed_on, options.ranks, options.steps, options.output
     )
     folder = printable(str(options.output))
-    parts = " : ".join(f"-n 1 python {name}" for name in files)
-    command = f"mpirun {parts}" if len(files) > 1 else f"python {files[0]}"
+    command = f"python {files[0]}"
+    if len(files) > 1:
+        command = "mpirun " + " : ".join(f"-n 1 python {name}" for name in files)
     steps = counted(options.steps, "step")
     text = f"wrote {', '.join(files)} to {folder}, {steps}; run them there: {command}"
     data = {

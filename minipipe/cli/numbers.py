@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from minipipe.core.specs import Spec
 from minipipe.errors import ScheduleError, quoted
 from minipipe.io import parse_integer, parse_real
-from minipipe.specs import Spec
 
 MOST_SECONDS = 7 * 24 * 3600.0
 """The longest time that a verb may be given: a week."""
@@ -28,14 +28,14 @@ def add_number(
     name: str,
     spec: Spec,
     metavar: str = "N",
-    words: str | None = None,
+    description: str | None = None,
     **more: Any,
 ) -> None:
     """Declare an option that is a number; :func:`check_numbers` refuses one that is out
     of range.
     """
-    given = {"metavar": metavar, "help": words, **more}
-    action = parser.add_argument(name, type=spec.kind, **given)
+    form = {"metavar": metavar, "help": description, **more}
+    action = parser.add_argument(name, type=spec.kind, **form)
     vars(action)["spec"] = spec
 
 

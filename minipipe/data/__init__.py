@@ -14,10 +14,10 @@ from zlib import crc32
 
 import numpy as np
 
+from minipipe.core.pytree import flattened, rebuilt
+from minipipe.core.specs import COUNT, INDEX, Spec
 from minipipe.errors import ArgumentError, FileError
 from minipipe.hints import names_of, with_hints
-from minipipe.pytree import flattened, rebuilt
-from minipipe.specs import COUNT, INDEX, Spec
 
 __all__ = [
     "Alphabet",
@@ -164,19 +164,33 @@ def batches(
     parts = np.array_split(order, num_batches(lengths[0], batch_size))
     for position, part in list(enumerate(parts))[start:]:
         note_draw("batches", lengths[0], len(parts), seed, epoch, position)
-        rows = needs.share(len(part)) if only_share else (None, None)
-        own = _rows(inputs, part, rows[0]) if needs[0] else None
-        yield own, _rows(targets, part, rows[1]) if needs[1] else None
+        rows = (None, None)
+        if only_share:
+            rows = needs.share(len(part))
+        batch: list[Any] = [None, None]
+        for i, samples in enumerate((inputs, targets)):
+            if needs[i]:
+                batch[i] = _rows(samples, part, rows[i])
+        yield batch[0], batch[1]
 
 
 def _rows(given: Any, part: np.ndarray, rows: slice | None) -> Any:
     if given is None:
         return None
+    if rows is None:
+        return _selected(given, part)
+    return Share(_selected(given, part[rows]), rows, len(part))
+
+
+def _selected(given: Any, positions: np.ndarray) -> Any:
+    """Return samples of a pytree of arrays."""
     leaves, form = flattened(given)
-    own = part if rows is None else part[rows]
-    arrays = [np.asarray(leaf) if isinstance(leaf, list) else leaf for leaf in leaves]
-    found = rebuilt(form, [array[own] for array in arrays])
-    return found if rows is None else Share(found, rows, len(part))
+    selected = []
+    for leaf in leaves:
+        if isinstance(leaf, list):
+            leaf = np.asarray(leaf)
+        selected.append(leaf[positions])
+    return rebuilt(form, selected)
 
 
 class Share:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minipipe.comm import ProcessGroup
-    from minipipe.execution.executor import Executor, Observer
-    from minipipe.schedules.action import Action
+    from minipipe.core.execution.executor import Executor, Observer
+    from minipipe.core.schedules.action import Action
 
 
 def journal() -> tuple[Observer, ...]:

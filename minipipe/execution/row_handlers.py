@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from minipipe.autograd import backend
 from minipipe.autograd.memory import behind
 from minipipe.autograd.recompute import RecomputedNode
-from minipipe.execution import handlers as core
-from minipipe.execution.executor import Executor, Handlers, gives
-from minipipe.execution.stage import Stage
-from minipipe.schedules.action import Action, B, I, L, O, R, W
+from minipipe.core.autograd import backend
+from minipipe.core.execution import handlers as core
+from minipipe.core.execution.executor import Executor, Handlers, gives
+from minipipe.core.execution.stage import Stage
+from minipipe.core.schedules.action import Action, B, I, L, O, R, W
 
 
 class RecomputingStage(Stage):

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, Shape, array_module
-from minipipe.autograd.modes import next_key
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd.modes import next_key
+from minipipe.core.functional.elementwise import check_probability, dropped
+from minipipe.core.functional.operands import data_of, one_real, real_operands
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError, shape_error
-from minipipe.functional.elementwise import check_probability, dropped
-from minipipe.functional.operands import data_of, one_real, real_operands
-from minipipe.specs import Spec
-from minipipe.tensor import Operand, Tensor, op
 
 _BASE = Spec(
     float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"
@@ -157,7 +157,9 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
     if values.shape == (t,):
         return values
     if like.ndim < 3 or values.shape != (n, t):
-        expected = f"positions {(t,)}" + (f" or {(n, t)}" if like.ndim > 2 else "")
+        expected = f"positions {(t,)}"
+        if like.ndim > 2:
+            expected += f" or {(n, t)}"
         raise shape_error(name, expected, x=like.shape, positions=values.shape)
     return backend.reshape(values, (n, *(1,) * (like.ndim - 3), t))
 
@@ -362,8 +364,9 @@ def self_attention(
     ... ).numpy().tolist()
     [[[1.0], [2.0]]]
     """
-    shared = num_heads if num_key_value_heads is None else num_key_value_heads
-    query, key, value = _heads_of(projections, num_heads, shared)
+    if num_key_value_heads is None:
+        num_key_value_heads = num_heads
+    query, key, value = _heads_of(projections, num_heads, num_key_value_heads)
     rotation = None
     if rotary_base is not None:
         rotation = Rotation.of("self_attention", query, None, rotary_base)
@@ -526,7 +529,9 @@ def _visible(
             expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})"
         expected = f"{expected}; the first axis may be 1, for all samples alike"
         raise shape_error(name, expected, mask=values.shape)
-    return values.mT if values.ndim == 3 else values[:, :, None]
+    if values.ndim == 3:
+        return values.mT
+    return values[:, :, None]
 
 
 @backend.one_line

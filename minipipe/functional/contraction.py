@@ -20,15 +20,15 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Shape
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Shape
+from minipipe.core.functional.elementwise import multiply
+from minipipe.core.functional.operands import operands
+from minipipe.core.functional.reduction import total
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import ArgumentError, counted, shape_error
-from minipipe.functional.elementwise import multiply
-from minipipe.functional.operands import operands
-from minipipe.functional.reduction import total
 from minipipe.functional.shape import contiguous, reshape, transpose
-from minipipe.specs import Spec
-from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."
@@ -80,14 +80,11 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     """
     spec = Spec(str, expected="subscripts first, such as 'ij,jk->ik'")
     spec.of_class("einsum", subscripts)
-    known = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
-    given = [
-        as_tensor(tensor) if known is None else operands(tensor, known)[0]
-        for tensor in tensors
-    ]
-    terms, output = _parsed(subscripts, [tensor.shape for tensor in given])
-    lengths = _lengths(subscripts, terms, [tensor.shape for tensor in given])
-    rest = [_Term(*pair).broadcast(lengths) for pair in zip(given, terms)]
+    factors = _of_one_dtype(tensors)
+    shapes = [tensor.shape for tensor in factors]
+    terms, output = _parsed(subscripts, shapes)
+    lengths = _lengths(subscripts, terms, shapes)
+    rest = [_Term(*pair).broadcast(lengths) for pair in zip(factors, terms)]
     result = rest.pop(0)
     while rest:
         other = rest.pop(0)
@@ -97,12 +94,21 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     return transpose(result.tensor, [result.indices.index(index) for index in output])
 
 
+def _of_one_dtype(tensors: Sequence[Operand]) -> list[Tensor]:
+    """Return operands as tensors of the dtype of the first tensor among them."""
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            return [operands(each, tensor)[0] for each in tensors]
+    return [as_tensor(each) for each in tensors]
+
+
 def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors of one dtype whose shapes fit."""
     a, b = operands(a, b)
     left = a.data.shape
     right = b.data.shape
-    if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
+    # the last axis but one of a matrix, the only one of a vector
+    if not left or not right or left[-1] != right[-2:][0]:
         expected = "(..., n, k) and (..., k, m), or (k,)"
         raise shape_error("matmul", expected, left=left, right=right)
     for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
@@ -147,21 +153,29 @@ def matmul(a: Array, b: Array) -> tuple[Array, Shape]:
 
 
 def _as_row(a: Array) -> Array:
-    return a if a.ndim > 1 else backend.reshape(a, (1, -1))
+    if a.ndim > 1:
+        return a
+    return backend.reshape(a, (1, -1))
 
 
 def _as_column(b: Array) -> Array:
-    return b if b.ndim > 1 else backend.reshape(b, (-1, 1))
+    if b.ndim > 1:
+        return b
+    return backend.reshape(b, (-1, 1))
 
 
 def _of_left(g: Array, b: Array, full: Shape, shape: Shape) -> Array:
     gradient = backend.matmul(backend.reshape(g, full), _as_column(b).mT)
-    return gradient if len(shape) > 1 else backend.reshape(gradient, full[:-2] + shape)
+    if len(shape) > 1:
+        return gradient
+    return backend.reshape(gradient, full[:-2] + shape)
 
 
 def _of_right(g: Array, a: Array, full: Shape, shape: Shape) -> Array:
     gradient = backend.matmul(_as_row(a).mT, backend.reshape(g, full))
-    return gradient if len(shape) > 1 else backend.reshape(gradient, full[:-2] + shape)
+    if len(shape) > 1:
+        return gradient
+    return backend.reshape(gradient, full[:-2] + shape)
 
 
 matmul.gradients(a=_of_left, b=_of_right)  # the walk sums over axes that were broadcast
@@ -187,16 +201,22 @@ class _Term(NamedTuple):
         """Return the term summed over every index but the needed ones."""
         places = enumerate(self.indices)
         axes = tuple(axis for axis, index in places if index not in needed)
+        if not axes:
+            return self
         kept = [index for index in self.indices if index in needed]
-        return _Term(total(self.tensor, axes), kept) if axes else self
+        return _Term(total(self.tensor, axes), kept)
 
     def arranged(self, order: list[Index], shape: Sequence[int]) -> Tensor:
         """Return the operand with its axes in another order, and then in another
         shape.
         """
-        axes = [self.indices.index(index) for index in order]
-        tensor = self.tensor if order == self.indices else transpose(self.tensor, axes)
-        return tensor if tensor.shape == tuple(shape) else reshape(tensor, shape)
+        tensor = self.tensor
+        if order != self.indices:
+            axes = [self.indices.index(index) for index in order]
+            tensor = transpose(tensor, axes)
+        if tensor.shape != tuple(shape):
+            tensor = reshape(tensor, shape)
+        return tensor
 
 
 def _product(
@@ -227,8 +247,10 @@ def _product(
     y = b.arranged(batch + contracted + right, (*shape(batch), inner, across))
     # BLAS wants the elements of a row, or of a column, side by side; else gradients
     # take three times as long.
-    x = contiguous(x) if a.indices[-1] in batch else x
-    y = contiguous(y) if b.indices[-1] in batch else y
+    if a.indices[-1] in batch:
+        x = contiguous(x)
+    if b.indices[-1] in batch:
+        y = contiguous(y)
     return _Term(reshape(matmul(x, y), shape(indices)), indices)
 
 
@@ -274,10 +296,13 @@ def _parsed(
 
 def _expanded(letters: list[str], dots: list[Index]) -> list[Index]:
     """Return the indices that letters stand for; ``...`` stands for several axes."""
-    found: list[Index] = []
+    indices: list[Index] = []
     for letter in letters:
-        found += dots if letter == _ELLIPSIS else [letter]
-    return found
+        if letter == _ELLIPSIS:
+            indices += dots
+        else:
+            indices.append(letter)
+    return indices
 
 
 def _letters(subscripts: str, start: int, stop: int) -> list[str]:
@@ -327,7 +352,7 @@ def _lengths(
         for index, length in zip(term, shape):
             known = lengths.setdefault(index, length)
             if isinstance(index, int) and 1 in (known, length):
-                lengths[index] = length if known == 1 else known
+                lengths[index] = known * length  # one of them is 1
             elif known != length:
                 if isinstance(index, str):
                     name = f"index {index!r}"

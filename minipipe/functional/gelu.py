@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, array_module
-from minipipe.functional.operands import one_real
-from minipipe.tensor import op
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, array_module
+from minipipe.core.functional.operands import one_real
+from minipipe.core.tensor import op
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -83,7 +83,9 @@ erf.gradients(a=lambda g, a: g * (2 / math.sqrt(math.pi) * array_module(a).exp(-
 
 def erf_of_array(x: Array) -> Array:
     """Return the error function of an array of real numbers; see :func:`erf`."""
-    return _erf_double(x) if x.dtype == array_module(x).float64 else _erf_single(x)
+    if x.dtype == array_module(x).float64:
+        return _erf_double(x)
+    return _erf_single(x)
 
 
 def _erf_single(x: Array) -> Array:
@@ -152,7 +154,9 @@ def gelu(a: Array, approximate: bool = False) -> Arrays:
     >>> functional.gelu(Tensor([0.0, 1.0])).numpy().round(4)
     array([0.    , 0.8413], dtype=float32)
     """
-    return _gelu_with_tanh(a) if approximate else _gelu_with_erf(a)
+    if approximate:
+        return _gelu_with_tanh(a)
+    return _gelu_with_erf(a)
 
 
 gelu.gradients(a=lambda g, slope: g * slope)

@@ -18,14 +18,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Leaf
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.graph import Leaf
+from minipipe.core.functional import elementwise, operands, reduction
+from minipipe.core.tensor import Operand, Tensor
+from minipipe.core.tensor import op as op
 from minipipe.errors import ArgumentError, TensorError, shape_error
-from minipipe.functional import contraction, elementwise, operands, reduction, shape
+from minipipe.functional import contraction, shape
 from minipipe.hints import Familiar, instead_of, with_hints
-from minipipe.tensor import Operand, Tensor
-from minipipe.tensor import op as op
 
 
 def _swapped(
@@ -40,8 +41,9 @@ def _comparison(
     """Compare values, element by element; the result is a constant."""
 
     def compared(self: Tensor, other: Operand) -> Tensor:
-        values = other.data if isinstance(other, Tensor) else other
-        return operands.constant(compare(self.data, values))
+        if isinstance(other, Tensor):
+            other = other.data
+        return operands.constant(compare(self.data, other))
 
     return compared
 
@@ -70,12 +72,13 @@ _REFLECTED = {  # NumPy's name of an operator, and the method of a tensor on its
 
 
 def _without_graph(name: str) -> ArgumentError:
-    own = f"x.{name}(…), or " if callable(vars(Tensor).get(name)) else ""
-    sentence = (
-        f"np.{name} of a tensor would compute without a graph; write "
-        f"{own}np.{name}(x.numpy()) for values alone."
+    replacement = f"np.{name}(x.numpy()) for values alone"
+    if callable(vars(Tensor).get(name)):
+        replacement = f"x.{name}(…), or {replacement}"
+    return ArgumentError(
+        "name",
+        f"np.{name} of a tensor would compute without a graph; write {replacement}.",
     )
-    return ArgumentError("name", sentence)
 
 
 def _without(name: str, written: str) -> Callable[..., NoReturn]:
@@ -158,7 +161,9 @@ class TensorMethods:
         """Return the axes in another order, by default reversed; see
         :func:`minipipe.functional.transpose`.
         """
-        return shape.transpose(self, _unpacked(axes) if axes else None)
+        if not axes:
+            return shape.transpose(self)
+        return shape.transpose(self, _unpacked(axes))
 
     # -- values ------------------------------------------------------------------------
 
@@ -270,12 +275,15 @@ class TensorMethods:
         return bool(self.item())
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec else str(self)
+        if not spec:
+            return str(self)
+        return format(self.item(), spec)
 
     def __repr__(self: Any) -> str:
         name = type(self).__name__
         grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"{name}({np.array2string(self.numpy(), separator=', ', prefix=f'{name}(')}{grad})"
+        values = np.array2string(self.numpy(), separator=", ", prefix=f"{name}(")
+        return f"{name}({values}{grad})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype=dtype, copy=copy)

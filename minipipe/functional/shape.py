@@ -7,15 +7,15 @@ from itertools import accumulate
 from numbers import Integral, Real
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.core.familiar import with_hints
+from minipipe.core.functional.elementwise import check_broadcast
+from minipipe.core.functional.operands import axis_of, data_of, one_real, operands
 from minipipe.core.joints import contiguous as contiguous
 from minipipe.core.joints import identity as identity
+from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import TensorError, quoted
-from minipipe.functional.elementwise import check_broadcast
-from minipipe.functional.operands import axis_of, data_of, one_real, operands
-from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 
 @op(attributes="shape", saves="before")
@@ -125,12 +125,19 @@ def index(a: Array, key: Any) -> tuple[Array, Any]:
     >>> x.grad
     array([2., 0., 1.], dtype=float32)
     """
+    plain = key
     if isinstance(key, tuple):
-        parts = [part.data if isinstance(part, Tensor) else part for part in key]
-        plain: Any = tuple(parts)
-    else:
-        plain = key.data if isinstance(key, Tensor) else key
+        plain = tuple(map(_plain, key))
+    elif isinstance(key, Tensor):
+        plain = key.data
     return a[plain], plain
+
+
+def _plain(key: Any) -> Any:
+    """Return a part of an index, a tensor as its array."""
+    if isinstance(key, Tensor):
+        return key.data
+    return key
 
 
 @backend.one_line
@@ -429,8 +436,11 @@ def clip(a: Array, low: float | None = None, high: float | None = None) -> Array
     if low is not None and high is not None and low > high:
         message = f"clip: low is {low}, which lies above high, {high}."
         raise TensorError("out-of-range", message)
-    bounds = [None if bound is None else float(bound) for bound in (low, high)]
-    result = array_module(a).clip(a, *bounds)
+    if low is not None:
+        low = float(low)
+    if high is not None:
+        high = float(high)
+    result = array_module(a).clip(a, low, high)
     return result, result == a
 
 

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.functional.operands import as_real, one_real, operands
+from minipipe.core.functional.reduction import mean
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import TensorError, counted, shape_error
-from minipipe.functional.operands import as_real, one_real, operands
-from minipipe.functional.reduction import mean
 from minipipe.hints import with_hints
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Setting = int | Shape
 """A number for all axes, or one for each."""
@@ -52,7 +52,9 @@ def per_axis(
         Code ``out-of-range``; the message begins with ``name``, the operation or layer;
         ``or_else`` names other legal values.
     """
-    values = tuple(value) if isinstance(value, tuple | list) else (value,) * num_axes
+    values = value
+    if not isinstance(value, tuple | list):
+        values = (value,) * num_axes
     expected = "a whole number"
     if num_axes > 1:
         expected += f" or {num_axes} of them"
@@ -306,7 +308,9 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
 
 def _convolved(name: str, num_axes: int, given: Any, settings: tuple) -> Tensor:
     x, weight = operands(given[0], given[1])
-    bias = None if given[2] is None else operands(x, given[2])[1]
+    bias = given[2]
+    if bias is not None:
+        _, bias = operands(x, bias)
     *of_windows, groups = settings
     groups = _check(name, num_axes, x.shape, weight.shape, groups)
     if bias is not None and bias.shape != weight.shape[:1]:
@@ -573,7 +577,8 @@ def _pooled(
     if x.ndim != 2 + num_axes:
         expected = f"(n, channels, {', '.join(AXES[num_axes])})"
         raise shape_error(name, expected, input=x.shape)
-    stride = kernel if stride is None else stride
+    if stride is None:
+        stride = kernel
     return pool(x, windows=_windows(name, x.shape, kernel, stride, 0, 1))
 
 
@@ -583,7 +588,10 @@ def _max_pool(x: Array, *, windows: Windows) -> Arrays:
     (best, *candidates) = [x[place] for place in windows.places()]
     # Which place of its window won: one byte for each result is all that the gradient
     # needs.
-    winner = xp.zeros(best.shape, dtype=xp.uint8 if len(candidates) < 256 else xp.int32)
+    kind = xp.int32
+    if len(candidates) < 256:
+        kind = xp.uint8
+    winner = xp.zeros(best.shape, dtype=kind)
     for number, candidate in enumerate(candidates, start=1):
         larger = xp.maximum(best, candidate)
         # NaN wins too, as in PyTorch, and then it stays

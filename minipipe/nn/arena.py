@@ -23,9 +23,10 @@ from weakref import ref
 
 import numpy as np
 
-from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array
-from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.autograd import Leaf
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.parameter import HalfLeaf, Parameter
 from minipipe.nn.shards import ShardedParameter
 
 _DATA = attrgetter("data")
@@ -100,8 +101,7 @@ class Arena:
         self.parameters = tuple(parameters)
         trained = _trained(self.parameters)
         for each in trained:
-            earlier = None if each.arena is None else each.arena()
-            if earlier is not None:
+            if each.arena is not None and (earlier := each.arena()) is not None:
                 earlier.close()
         movable = _movable(self.parameters)
         kinds: dict[tuple[Hashable, bool], list[Parameter]] = {}
@@ -215,7 +215,9 @@ class Arena:
     def place_of(self, parameter: Parameter) -> tuple[Block, int] | None:
         """Return the block and the position of a moved parameter, or None."""
         place = self._places.get(id(parameter.node))
-        return None if place is None or place[0].values is None else place
+        if place is None or place[0].values is None:
+            return None
+        return place
 
 
 class Block:
@@ -243,8 +245,9 @@ class Block:
         self.leaves = [each.node for each in parameters]
         first = parameters[0]
         self._xp = backend.array_module(first.data)
-        is_half = isinstance(first.node, HalfLeaf)
-        self._gradient_dtype = self._xp.float32 if is_half else first.data.dtype
+        self._gradient_dtype = first.data.dtype
+        if isinstance(first.node, HalfLeaf):
+            self._gradient_dtype = self._xp.float32
         self.has_views = _has_views(first.data)
         self.places = _places(parameters, _step(first.data))
         self.size = self.places[-1].stop
@@ -320,8 +323,9 @@ def _has_views(array: Array) -> bool:
 
 def _step(data: Array) -> int:
     """Return the multiple of elements at which a parameter may begin."""
-    is_host = isinstance(data, np.ndarray)
-    alignment = _HOST_ALIGNMENT if is_host else _DEVICE_ALIGNMENT
+    alignment = _DEVICE_ALIGNMENT
+    if isinstance(data, np.ndarray):
+        alignment = _HOST_ALIGNMENT
     return max(1, alignment // backend.numpy_dtype(data.dtype).itemsize)
 
 
@@ -359,7 +363,9 @@ def _is_plain(parameter: Parameter) -> bool:
         return False
     if len(parameter.leaves) > 1:
         return False  # the sum over its uses would be another array
-    owner = data if data.base is None else data.base
+    owner = data
+    if data.base is not None:
+        owner = data.base
     if type(owner) is not type(data) or owner.base is not None:
         return False  # memory of something else, such as a file
     if isinstance(data, np.ndarray) and not data.flags.writeable:

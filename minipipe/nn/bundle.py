@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
+from minipipe.core.nn.module import Module
+from minipipe.core.pytree import Bundle
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError
-from minipipe.nn.module import Module
-from minipipe.pytree import Bundle
-from minipipe.specs import Spec
 
 Entry = str | int
 
@@ -75,7 +75,9 @@ class On(Module):
             self.parameter_names = list(map(str, entries))
             places = list(entries.values())
         self.entries = _listed("On", places)
-        self.destination = self.entries[0] if to is None else _listed("On", [to])[0]
+        self.destination = self.entries[0]
+        if to is not None:
+            (self.destination,) = _listed("On", [to])
         self.layer = layer
         try:
             self._call(signature(layer.forward).bind, self.entries)
@@ -108,10 +110,11 @@ class On(Module):
         return self._shown(self.layer.brief())
 
     def _shown(self, layer: str) -> str:
-        first, *others = self.entries
-        entries: Any = tuple(self.entries) if others else first
+        entries: Any = tuple(self.entries)
         if self.parameter_names is not None:
             entries = dict(zip(self.parameter_names, self.entries))
+        elif len(entries) == 1:
+            (entries,) = entries
         shown = f"{entries!r}, {layer}"
         if self.destination == self.entries[0]:
             return shown
@@ -172,7 +175,9 @@ class Take(Module):
 
     def describe(self) -> str:
         """Name the entries."""
-        return repr(self.entries[0] if self.is_alone else self.entries)
+        if self.is_alone:
+            return repr(self.entries[0])
+        return repr(self.entries)
 
 
 def _listed(layer: str, entries: Any) -> list[Entry]:

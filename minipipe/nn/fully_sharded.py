@@ -24,31 +24,37 @@ sharded data parallel".
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd import Leaf, Node, backend
-from minipipe.autograd.backend import Array, array_module, prod
-from minipipe.autograd.graph import CUSTOM, Backward, BackwardWalk, Saved, unchanged
 from minipipe.autograd.memory import buffer_of, saved_by
-from minipipe.autograd.modes import current_mode, mode, next_order, setting
-from minipipe.comm.message import finish
-from minipipe.comm.process_group import OwnTag, ProcessGroup
+from minipipe.core.autograd import backend, graph
+from minipipe.core.autograd.backend import Array, array_module, prod
+from minipipe.core.autograd.graph import Backward, BackwardWalk, Leaf, Node, Saved
+from minipipe.core.autograd.modes import current_mode, mode, next_order, setting
+from minipipe.core.comm.message import finish
+from minipipe.core.comm.process_group import OwnTag, ProcessGroup
+from minipipe.core.nn.module import Module, computes_as
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import Sequential
+from minipipe.core.pytree import rebuilt, tensors_in
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Tensor, record
 from minipipe.errors import ArgumentError
 from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
-from minipipe.nn.module import Module, computes_as
-from minipipe.nn.parameter import Parameter
+from minipipe.nn.places import (
+    Places,
+    parameter_at,
+    places_in,
+    put_parameter,
+    put_shards,
+)
 from minipipe.nn.recompute import Recompute
-from minipipe.nn.sequential import Sequential
-from minipipe.nn.shards import FlatShard, ShardedParameter
-from minipipe.parallel.reduction import AllGather, Channel, ReduceScatter, equal_parts
-from minipipe.pytree import rebuilt, tensors_in
-from minipipe.specs import Spec
-from minipipe.tensor import Tensor, record
+from minipipe.parallel.reduction import AllGather, Channel, ReduceScatter
 
 # Saved values that refer to no parameter.
 _WITHOUT_ARRAYS = (
@@ -128,7 +134,7 @@ class FullySharded(Module):
         self.layer = layer
         self.workspace = workspace
         self.is_training = layer.is_training
-        self.places = _Places(_places_in(layer))
+        self.places = Places(layer)
         self.kept: WholeLayers | None = None  # while its parameters stay whole
         # by parameter: dtype, first element, shape
         self.offsets: list[tuple[Any, int, tuple[int, ...]]] = []
@@ -140,8 +146,10 @@ class FullySharded(Module):
             self.sizes[dtype] = first + parameter.size
         for dtype, end in self.sizes.items():
             workspace.sizes[dtype] = max(end, workspace.sizes.get(dtype, 0))
-            alike = [each for each in self.places.all if _at(each).dtype == dtype]
-            _divide(alike, workspace.group)
+            alike = [
+                each for each in self.places.all if parameter_at(each).dtype == dtype
+            ]
+            put_shards(alike, workspace.group)
 
     if not TYPE_CHECKING:
 
@@ -150,8 +158,9 @@ class FullySharded(Module):
             one.
             """
             layer = vars(self).get("layer")
-            is_of_layer = layer is not None and not name.startswith("__")
-            return getattr(layer, name) if is_of_layer else super().__getattr__(name)
+            if layer is not None and not name.startswith("__"):
+                return getattr(layer, name)
+            return super().__getattr__(name)
 
     def __repr__(self) -> str:
         return f"FullySharded({self._shown})"
@@ -159,36 +168,38 @@ class FullySharded(Module):
     @property
     def whole_arrays(self) -> list[Array]:
         """The memory in which its parameters are whole."""
-        kept = self.kept
-        arrays = self.workspace.arrays if kept is None else kept.arrays[id(self)]
+        arrays = self.workspace.arrays
+        if self.kept is not None:
+            arrays = self.kept.arrays[id(self)]
         return list(arrays.values())
 
     @property
     def shares(self) -> list[Any]:
         """The parameters of this rank."""
-        return list(map(_at, self.places.all))
+        return list(map(parameter_at, self.places.all))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result of the layer, with whole parameters. Collective, and so is
         its backward.
         """
         call = _Call(self)
-        own = self.shares
-        wholes = call.wholes(own)
+        shards = self.shares
+        wholes = call.wholes(shards)
         with call.watching():
             try:
                 for places, whole in zip(self.places.all, wholes):
-                    _put(places, whole)
+                    put_parameter(places, whole)
                 with auxiliary_losses() as losses:
                     result = self.layer(*inputs, **options)
             finally:
-                for places, share in zip(self.places.all, own):
-                    _put(places, share)
-            own_results = tensors_in(result)
-            given = tensors_in([*inputs, *options.values()])
-            found = call.passed_on([*own_results, *losses], given)
-        losses_so_far().extend(found[len(own_results) :])
-        return rebuilt(result, found[: len(own_results)])
+                for places, shard in zip(self.places.all, shards):
+                    put_parameter(places, shard)
+            results = tensors_in(result)
+            arguments = tensors_in([*inputs, *options.values()])
+            count = len(results)
+            results = call.passed_on([*results, *losses], arguments)
+        losses_so_far().extend(results[count:])
+        return rebuilt(result, results[:count])
 
     # -- messages ----------------------------------------------------------------------
 
@@ -225,13 +236,17 @@ class FullySharded(Module):
             The first of the whole parameters in this call.
         """
         nodes: list[Any] = []
-        own: list[Array | None] = []
+        local: list[Array | None] = []
         for i, share in enumerate(self.shares):
             if share.requires_grad:
                 nodes.append(share.node)
                 gradient = gradients.pop(i, None)
-                own.append(None if gradient is None else _flat(gradient))
-        totals = zip(nodes, _scattered(self, first, *own)) if nodes else ()
+                if gradient is not None:
+                    gradient = _flat(gradient)
+                local.append(gradient)
+        if not nodes:
+            return []
+        totals = zip(nodes, _scattered(self, first, *local))
         return [(node, total) for node, total in totals if total is not None]
 
 
@@ -253,9 +268,9 @@ def _begun(
         return None
     group = layers[0].workspace.group
     channel = Channel(group, tag, xp=shares[0].xp)
-    words = "a shard of the parameters of a layer"
     parts = _parts(shares, group)
-    return AllGather(channel, range(group.size), wholes, parts, words)
+    label = "a shard of the parameters of a layer"
+    return AllGather(channel, range(group.size), wholes, parts, label)
 
 
 def _finished(gathering: AllGather | None) -> None:
@@ -280,15 +295,15 @@ def _gathered(layer: FullySharded, *shares: Array) -> tuple[Array, ...]:
     else:
         kept.wait()
         arrays = kept.arrays[id(layer)]
-    found = []
+    wholes = []
     for row, (_, _, shape) in zip(layer.wholes_in(arrays), layer.offsets):
         whole = backend.reshape(row, shape)
         if isinstance(whole, np.ndarray):
             whole.flags.writeable = False  # in the forward of the layer
-        found.append(whole)
+        wholes.append(whole)
     if kept is None:
-        space.holder = found[0]
-    return tuple(found)
+        space.holder = wholes[0]
+    return tuple(wholes)
 
 
 @backend.collective
@@ -310,10 +325,10 @@ def _scattered(
     group = layer.workspace.group
     shares = [share for share in layer.shares if share.requires_grad]
     channel = Channel(group, OwnTag.GATHER, xp=shares[0].xp)
-    words = "its part of the gradients of a layer"
     parts = _parts(shares, group)
-    given = list(gradients)
-    reduction = ReduceScatter(channel, range(group.size), given, parts, words)
+    arrays = list(gradients)
+    label = "its part of the gradients of a layer"
+    reduction = ReduceScatter(channel, range(group.size), arrays, parts, label)
     totals = reduction.wait()
     finish(reduction.sends)
     return tuple(totals)
@@ -342,14 +357,14 @@ class _Call:
         layer = self._layer
         arrays = _gathered(layer, *[share.data for share in shares])
         self._first = arrays[0]
-        found: list[Parameter] = []
+        wholes: list[Parameter] = []
         for i, (share, array) in enumerate(zip(shares, arrays)):
             saved = (partial(self._gradients.setdefault, i),)
             flags = (next_order(), share.requires_grad, False)
-            made_of = (CUSTOM[1], (self._joint,), saved)
+            made_of = (graph.CUSTOM[1], (self._joint,), saved)
             node = Node(*made_of, *flags, array.shape, share.dtype)
-            found.append(_Whole(array, node, share))
-        return found
+            wholes.append(_Whole(array, node, share))
+        return wholes
 
     def watching(self) -> AbstractContextManager[Any]:
         """Watch no array inside this block that is whole here: the next layer changes
@@ -366,7 +381,7 @@ class _Call:
         kept = filter(backend.is_array, arrays)
         return watch(values, [array for array in kept if not self._is_whole(array)])
 
-    def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+    def passed_on(self, results: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
         """Return the results, such that the whole parameters are in their place again
         when the gradients arrive.
 
@@ -385,19 +400,19 @@ class _Call:
             self._look_after(inside)
         elif is_reached:
             return results
-        found = {}
+        passed = {}
         shares = Tensor.__new__(Tensor)
         shares.data = _NOTHING
         shares.node = self._joint
         if is_reached:
-            found = {id(tensor): tensor for tensor in given}
+            passed = {id(tensor): tensor for tensor in arguments}
             shares.node = None
         for result in results:
-            if id(result) not in found:
+            if id(result) not in passed:
                 data = self._apart(result.data)
-                parents = ((result, self._filled), (shares, unchanged))
-                found[id(result)] = record(data, *parents)
-        return [found[id(result)] for result in results]
+                parents = ((result, self._filled), (shares, graph.unchanged))
+                passed[id(result)] = record(data, *parents)
+        return [passed[id(result)] for result in results]
 
     def scattered(self) -> list[tuple[Leaf, Array]]:
         """Return the sums of gradients. Collective, unless this rank computes alone."""
@@ -419,7 +434,9 @@ class _Call:
         """Return values that do not change with the workspace, as a returned parameter
         would.
         """
-        return backend.copy(data) if self._is_whole(data) else data
+        if self._is_whole(data):
+            return backend.copy(data)
+        return data
 
     def _is_whole(self, array: Array) -> bool:
         spaces = map(buffer_of, self._layer.workspace.arrays.values())
@@ -484,18 +501,24 @@ class _Restored:
     @property
     def values(self) -> tuple[Any, ...]:
         """The values as they are now."""
-        return self._saved if isinstance(self._saved, tuple) else self._saved.values
+        if isinstance(self._saved, tuple):
+            return self._saved
+        return self._saved.values
 
     def take(self) -> tuple[Any, ...]:
         """Restore the parameters, and return the values."""
         self._call.fill()
-        return self._saved if isinstance(self._saved, tuple) else self._saved.take()
+        if isinstance(self._saved, tuple):
+            return self._saved
+        return self._saved.take()
 
     def part(self, values: tuple[Any, ...]) -> Saved:
         """Return some of the values, in the same way if there are parameters among
         them.
         """
-        saved = values if isinstance(self._saved, tuple) else self._saved.part(values)
+        saved: Saved = values
+        if not isinstance(self._saved, tuple):
+            saved = self._saved.part(values)
         if not self._call.may_need_parameters(values):
             return saved
         return _Restored(self._call, saved)
@@ -531,7 +554,7 @@ class _Shares(Node):
     __slots__ = ("call", "walk")
 
     def __init__(self, call: _Call, order: int) -> None:
-        super().__init__(CUSTOM[0], (), (), order)
+        super().__init__(graph.CUSTOM[0], (), (), order)
         self.call = call
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
@@ -555,70 +578,6 @@ def _flat(gradient: Array) -> Array:
     if backend.is_half(dtype):
         dtype = array_module(gradient).float32
     return backend.reshape(backend.as_array(gradient, dtype), (-1,))
-
-
-# -- places of parameters: an attribute of a module, or an entry of a list or dict in
-# one
-
-
-Place = tuple[Any, Any]  # a module, list or dict, and the key or index
-_DIVISIBLE = (Parameter, ShardedParameter)
-
-
-class _Places:
-    """The places of each parameter: not a list, which a module would search for
-    layers.
-    """
-
-    def __init__(self, all_places: list[list[Place]]) -> None:
-        self.all = all_places
-
-
-def _places_in(layer: Module) -> list[list[Place]]:
-    """Return the places of each parameter to divide: no other layer shares it, and its
-    class is minipipe's.
-    """
-    found = dict[int, list[Place]]()
-    for module in {id(part): part for part in layer.modules()}.values():
-        for place in _within(module, vars(module)):
-            found.setdefault(id(_at([place])), []).append(place)
-    return list(found.values())
-
-
-def _within(owner: Any, items: Any) -> Iterator[Place]:
-    for key, value in items.items() if isinstance(items, dict) else enumerate(items):
-        if isinstance(value, Parameter):
-            # The shard would not have the attributes and methods of a custom class.
-            if value.num_uses == 1 and type(value.owner) in _DIVISIBLE:
-                yield owner, key
-        elif isinstance(value, list | dict):
-            yield from _within(value, value)
-
-
-def _divide(alike: list[list[Place]], group: ProcessGroup) -> None:
-    """Put this rank's shards in the places of parameters of one dtype."""
-    sizes = tuple(_at(places).size for places in alike)
-    by_rank = list(map(dict, equal_parts(sizes, group.size)))
-    for i, places in enumerate(alike):
-        one = _at(places)
-        pieces = tuple(found.get(i, slice(0, 0)) for found in by_rank)
-        inner: Any = one.shard if isinstance(one, ShardedParameter) else None
-        shard = FlatShard(group, one.shape, pieces, inner)
-        _put(places, ShardedParameter.of(one, shard))
-
-
-def _holder(place: Place) -> Any:
-    return vars(place[0]) if isinstance(place[0], Module) else place[0]
-
-
-def _at(places: list[Place]) -> Any:
-    """Return the parameter in its places."""
-    return _holder(places[0])[places[0][1]]
-
-
-def _put(places: list[Place], value: Parameter) -> None:
-    for place in places:
-        _holder(place)[place[1]] = value
 
 
 # -- models ----------------------------------------------------------------------------
@@ -666,7 +625,9 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     _MODEL.of_class("fully_shard", module)
     _GROUP.of_class("fully_shard", group)
     twin = copy.deepcopy(module)
-    return twin if group.size == 1 else _sharded(twin, Workspace(group))
+    if group.size == 1:
+        return twin
+    return _sharded(twin, Workspace(group))
 
 
 def _sharded(module: Module, workspace: Workspace) -> Module:
@@ -683,7 +644,9 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
         problem = f"{module.brief()} has nn.Recompute inside"
         reason = "which would compute with shards of its parameters"
         raise ArgumentError(f"{problem}, {reason}; put nn.Recompute around the layer.")
-    return FullySharded(module, workspace) if _places_in(module) else module
+    if not places_in(module):
+        return module
+    return FullySharded(module, workspace)
 
 
 class WholeLayers:

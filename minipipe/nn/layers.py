@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
+from minipipe.core.nn.basic import Identity as Identity
+from minipipe.core.nn.basic import Linear as Linear
+from minipipe.core.nn.basic import ReLU as ReLU
+from minipipe.core.nn.basic import Tanh as Tanh
+from minipipe.core.nn.initialisers import Initialiser, constant, normal, uniform
+from minipipe.core.nn.module import Module, check_lengths
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import Sequential
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor, as_tensor
 from minipipe.errors import TensorError, counted, shape_error
-from minipipe.nn.basic import Identity as Identity
-from minipipe.nn.basic import Linear as Linear
-from minipipe.nn.basic import ReLU as ReLU
-from minipipe.nn.basic import Tanh as Tanh
-from minipipe.nn.initialisers import Initialiser, constant, normal, uniform
-from minipipe.nn.module import Module, check_lengths
-from minipipe.nn.parameter import Parameter
-from minipipe.nn.sequential import Sequential
 from minipipe.nn.slices import current_slice
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 class Flatten(Module):
@@ -70,7 +70,9 @@ class Dropout(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
-        return functional.dropout(x, self.probability) if self.is_training else x
+        if not self.is_training:
+            return x
+        return functional.dropout(x, self.probability)
 
     def describe(self) -> str:
         """Name the probability."""
@@ -399,7 +401,9 @@ class PositionalEmbedding(Module):
         if x.ndim != 3 or x.shape[2] != width:
             raise shape_error("PositionalEmbedding", f"(n, t, {width})", input=x.shape)
         part = current_slice()
-        first = 0 if part is None else part.first
+        first = 0
+        if part is not None:
+            first = part.first
         if first + x.shape[1] > length:
             raise TensorError(
                 "out-of-range",
@@ -510,7 +514,9 @@ class LSTM(Module):
         initialiser = initialiser or uniform(-bound, bound)
         self.input_weight = Parameter((in_features, 4 * hidden), initialiser, dtype)
         self.hidden_weight = Parameter((hidden, 4 * hidden), initialiser, dtype)
-        self.bias = Parameter((4 * hidden,), _remember, dtype) if bias else None
+        self.bias: Parameter | None = None
+        if bias:
+            self.bias = Parameter((4 * hidden,), _remember, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (n, t, in_features) to (n, t, hidden)."""
@@ -519,7 +525,9 @@ class LSTM(Module):
     def describe(self) -> str:
         """Name both lengths."""
         lengths = f"{self.input_weight.shape[0]}, {self.hidden_weight.shape[0]}"
-        return lengths + ("" if self.bias is not None else ", bias=False")
+        if self.bias is None:
+            lengths += ", bias=False"
+        return lengths
 
 
 def _remember(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -20,9 +20,14 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.nn.losses import CrossEntropyLoss
+from minipipe.core.nn.module import Module, is_exactly
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor, as_tensor
 from minipipe.errors import ArgumentError
 from minipipe.functional.distributed import marked
 from minipipe.functional.parallel import (
@@ -32,13 +37,8 @@ from minipipe.functional.parallel import (
     reduce_from,
 )
 from minipipe.nn.layers import Embedding, Linear, Unembedding
-from minipipe.nn.losses import CrossEntropyLoss
-from minipipe.nn.module import Module, is_exactly
-from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import Shard, ShardedParameter
 from minipipe.nn.transformer import MultiHeadAttention
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
@@ -73,7 +73,7 @@ def _divided(
     """Return this rank's part of a parameter, with its first values or those that it
     has.
     """
-    kind = type(parameter.owner if isinstance(parameter, Parameter) else parameter)
+    kind = type(getattr(parameter, "owner", parameter))
     if kind is not Parameter:
         message = f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter."
         raise ArgumentError("type", message)
@@ -128,8 +128,9 @@ class ColumnParallelLinear(Module):
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight = _divided(linear.weight, group, 1, blocks)
         self.shard: Any = self.weight.shard
-        bias = linear.bias
-        self.bias = None if bias is None else _divided(bias, group, 0, blocks)
+        self.bias: ShardedParameter | None = None
+        if linear.bias is not None:
+            self.bias = _divided(linear.bias, group, 0, blocks)
         self.gather = gather
         _take_over(self, linear)
 
@@ -178,7 +179,9 @@ class RowParallelLinear(Module):
         rank.
         """
         result = reduce_from(functional.linear(x, self.weight), group=self.shard.group)
-        return result if self.bias is None else result + self.bias
+        if self.bias is None:
+            return result
+        return result + self.bias
 
 
 class ParallelAttention(MultiHeadAttention):

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Shape, array_module
 from minipipe.comm.agreement import digest
-from minipipe.comm.process_group import ProcessGroup
-from minipipe.nn.initialisers import Initialiser, constant
-from minipipe.nn.parameter import Parameter
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Shape, array_module
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.nn.initialisers import Initialiser, constant
+from minipipe.core.nn.parameter import Parameter
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ class FlatShard:
     @property
     def shape(self) -> Shape:
         """The shape of the whole parameter."""
-        return self.inner.shape if self.inner else self.inner_shape
+        if self.inner:
+            return self.inner.shape
+        return self.inner_shape
 
     @property
     def own_shape(self) -> Shape:
@@ -125,11 +127,14 @@ class FlatShard:
     @property
     def groups(self) -> tuple[ProcessGroup, ...]:
         """The groups among which the elements are divided."""
-        return self.group, *(self.inner.groups if self.inner else ())
+        if self.inner:
+            return self.group, *self.inner.groups
+        return (self.group,)
 
     def cut(self, values: Array) -> Array:
         """Return this rank's shard of the whole values."""
-        values = self.inner.cut(values) if self.inner else values
+        if self.inner:
+            values = self.inner.cut(values)
         return backend.reshape(values, (-1,))[self.pieces[self.group.rank]]
 
     def joined(self, values: Array) -> Array:
@@ -138,7 +143,9 @@ class FlatShard:
         shares = self.group.all_gather(backend.to_numpy(values))
         flat = xp.concat([backend.moved(share, xp) for share in shares])
         part = backend.reshape(flat, self.inner_shape)
-        return self.inner.joined(part) if self.inner else part
+        if self.inner:
+            return self.inner.joined(part)
+        return part
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatShard:
         return self  # a group is not a value: copies of a layer share it
@@ -200,13 +207,17 @@ class ShardedParameter(Parameter):
         """Return the parts of all ranks together; an array of another shape than a part
         is returned as it is.
         """
-        return self.shard.joined(values) if values.shape == self.shape else values
+        if values.shape != self.shape:
+            return values
+        return self.shard.joined(values)
 
     def cut(self, values: Array) -> Array:
         """Return this rank's part; an array of another shape than the whole is returned
         as it is.
         """
-        return self.shard.cut(values) if values.shape == self.whole_shape else values
+        if values.shape != self.whole_shape:
+            return values
+        return self.shard.cut(values)
 
     def load(self, values: Array, name: str) -> None:
         """Take this rank's part of the values of the whole parameter."""

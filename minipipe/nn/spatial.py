@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from minipipe import functional
-from minipipe.autograd.backend import prod
+from minipipe.core.autograd.backend import prod
+from minipipe.core.nn.initialisers import Initialiser, constant, he_uniform
+from minipipe.core.nn.module import Module
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.tensor import Tensor
 from minipipe.functional.windows import Setting, check_groups, check_padding, per_axis
 from minipipe.hints import with_hints
-from minipipe.nn.initialisers import Initialiser, constant, he_uniform
-from minipipe.nn.module import Module
-from minipipe.nn.parameter import Parameter
-from minipipe.tensor import Tensor
 
 
 class _Convolution(Module):
@@ -49,7 +49,9 @@ class _Convolution(Module):
         met = (ins // self.groups, *kernel)  # inputs of each output at each position
         initialiser = initialiser or he_uniform(prod(met))
         self.weight = Parameter((outs, *met), initialiser, dtype)
-        self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
+        self.bias: Parameter | None = None
+        if bias:
+            self.bias = Parameter((outs,), constant(0.0), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, in_channels, length) to (n, out_channels, windows); images have two
@@ -177,7 +179,9 @@ class Conv2d(_Convolution):
 
 def written(values: tuple[int, ...]) -> str:
     """Return the text of a setting: one number if it is the same for all axes."""
-    return str(values[0]) if len(set(values)) == 1 else str(values)
+    if len(set(values)) == 1:
+        return str(values[0])
+    return str(values)
 
 
 class _Pool(Module):

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
+from minipipe.core.nn.initialisers import glorot_uniform
+from minipipe.core.nn.module import Module, check_lengths
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor
 from minipipe.errors import ArgumentError, ModelError, counted, shape_error
-from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import (
     GELU,
     Dropout,
@@ -20,10 +23,7 @@ from minipipe.nn.layers import (
     Residual,
     check_probability,
 )
-from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.slices import SequenceSlice, current_slice
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor
 
 
 class MultiHeadAttention(Module):
@@ -234,7 +234,8 @@ class CrossAttention(Module):
         dropout: float = 0.0,
         num_key_value_heads: int | None = None,
     ) -> None:
-        memory_width = width if memory_width is None else memory_width
+        if memory_width is None:
+            memory_width = width
         check_lengths("CrossAttention", memory_width=memory_width)
         check_probability("CrossAttention", dropout=dropout)
         of_keys = _width_of_keys(
@@ -269,9 +270,8 @@ class CrossAttention(Module):
         """
         width = self.output.weight.shape[0]
         memory_width = self.projections.weight.shape[0]
-        n = x.shape[0] if x.ndim else 0
         fits = x.ndim == memory.ndim == 3 and x.shape[2] == width
-        fits = fits and memory.shape[::2] == (n, memory_width)
+        fits = fits and memory.shape[::2] == (x.shape[0], memory_width)
         if not fits or 0 in memory.shape[1:]:
             expected = f"(n, t, {width}) and (n, s, {memory_width}), s at least 1"
             shapes = {"input": x.shape, "memory": memory.shape}
@@ -290,8 +290,9 @@ class CrossAttention(Module):
         memory_width = self.projections.weight.shape[0]
         names = ("dropout", "num_key_value_heads")
         options = {name: getattr(self, name) for name in names}
-        other_width = memory_width if memory_width != width else None
-        return described(width, self.num_heads, memory_width=other_width, **options)
+        if memory_width != width:
+            options = {"memory_width": memory_width, **options}
+        return described(width, self.num_heads, **options)
 
 
 def _by_head(x: Tensor, num_heads: int) -> Tensor:
@@ -316,7 +317,9 @@ def _width_of_keys(
     """
     check_lengths(layer, width=width, num_heads=num_heads)
     divisor(f"{layer}: num_heads", num_heads, width, of=f"the width, {width}")
-    shared = num_heads if num_key_value_heads is None else num_key_value_heads
+    shared = num_key_value_heads
+    if shared is None:
+        shared = num_heads
     of = f"the {counted(num_heads, 'head')} of queries"
     shared = divisor(f"{layer}: num_key_value_heads", shared, num_heads, of=of)
     return width // num_heads * shared
@@ -580,7 +583,8 @@ def _network(
     after: list[Module],
 ) -> Residual:
     """Return x + network(norm(x)), position by position."""
-    hidden = 4 * width if hidden is None else hidden
+    if hidden is None:
+        hidden = 4 * width
     return Residual(
         LayerNorm(width, dtype=dtype),
         Linear(width, hidden, dtype=dtype),

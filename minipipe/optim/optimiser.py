@@ -5,22 +5,22 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, Self, cast
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import mode
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import mode
+from minipipe.core.nn.module import Module
+from minipipe.core.nn.parameter import HalfLeaf, Parameter
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
-from minipipe.nn.module import Module
-from minipipe.nn.parameter import HalfLeaf, Parameter
 from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
-from minipipe.specs import Spec
+from minipipe.optim.state import MASTER, problem_with
 
 
 class ParameterGroup(Familiar, SimpleNamespace):
@@ -114,17 +114,14 @@ def checked(name: str, value: Any) -> Any:
     """Return a hyper-parameter as a Python float, or as a pair of them. Names without a
     range pass as they are.
     """
-    spec = HYPER_PARAMETERS.get(name)
-    return value if spec is None else spec.check(name, value)
+    if name not in HYPER_PARAMETERS:
+        return value
+    return HYPER_PARAMETERS[name].check(name, value)
 
 
 def _as_parameter(item: Any) -> Parameter:
     spec = Spec(Parameter, expected="parameters", advice=_EXPECTED)
     return spec.of_class("An optimiser", item)
-
-
-# Of a parameter in half precision: its values in float32, beside what its rule keeps.
-_MASTER = "master"
 
 
 class Optimiser(Familiar, ABC):
@@ -176,8 +173,8 @@ class Optimiser(Familiar, ABC):
         How many steps this optimiser took, and how often a state was loaded; all ranks
         of a pipeline have the same.
     rate_factor : float
-        That of a :class:`LearningRateSchedule`, also the same on all ranks; it changes
-        nothing by itself.
+        The factor of a :class:`LearningRateSchedule`, also the same on all ranks; it
+        changes nothing by itself.
 
     Raises
     ------
@@ -252,7 +249,8 @@ class Optimiser(Familiar, ABC):
         }
         self._walks: dict[int, Walk] = {}  # by group
         self.first: list[dict[str, Any]] = []
-        self.history, self.rate_factor = (0, 0), 1.0
+        self.history = (0, 0)
+        self.rate_factor = 1.0
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
@@ -265,15 +263,17 @@ class Optimiser(Familiar, ABC):
     def _group(
         self, given: Mapping[str, Any], defaults: Mapping[str, Any]
     ) -> ParameterGroup:
-        own = dict(given)
-        parameters = own.pop("parameters", None)
-        unknown = ", ".join(str(name) for name in own if name not in defaults)
+        numbers = dict(given)
+        parameters = numbers.pop("parameters", None)
+        unknown = ", ".join(str(name) for name in numbers if name not in defaults)
         if parameters is None or unknown:
-            wrong = f"has {unknown}" if unknown else 'has no "parameters"'
+            wrong = 'has no "parameters"'
+            if unknown:
+                wrong = f"has {unknown}"
             expected = f'"parameters" and any of {", ".join(defaults)}'
             message = f"A group of {type(self).__name__} {wrong}; expected {expected}."
             raise ArgumentError(message)
-        return ParameterGroup(parameters, {**defaults, **own})
+        return ParameterGroup(parameters, {**defaults, **numbers})
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -307,9 +307,9 @@ class Optimiser(Familiar, ABC):
 
         Several groups may differ from rank to rank, since parameters do.
         """
-        numbers = (
-            self.groups[0].hyper_parameters if self._is_one_group else self._defaults
-        )
+        numbers = self._defaults
+        if self._is_one_group:
+            numbers = self.groups[0].hyper_parameters
         return {"class": type(self), **numbers}
 
     @property
@@ -358,14 +358,16 @@ class Optimiser(Familiar, ABC):
         """Change every parameter that has a gradient, as a part of a step that was
         counted; return whether one has.
         """
-        now, has_changed = next(mode().creation), False
+        now = next(mode().creation)
+        has_changed = False
         for group in self.groups:
-            walk = self._walks.get(id(group.parameters))
-            only = None if walk is None else walk.only
-            if only is not None and only.change(self._update, group, now):
-                has_changed = True
-                continue
-            units = None if walk is None else walk.units(group.parameters)
+            units = None
+            if (walk := self._walks.get(id(group.parameters))) is not None:
+                only = walk.only
+                if only is not None and only.change(self._update, group, now):
+                    has_changed = True
+                    continue
+                units = walk.units(group.parameters)
             if units is None:
                 units = self._new_units(group.parameters)
             for one in units:
@@ -411,7 +413,7 @@ class Optimiser(Familiar, ABC):
         """Change the master values, and round them into the parameter."""
         data = one.data
         xp = backend.array_module(data)
-        master = state.get(_MASTER)
+        master = state.get(MASTER)
         is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
         # of some parameters only
         if not is_known and isinstance(one, Run) and master is not None:
@@ -421,11 +423,11 @@ class Optimiser(Familiar, ABC):
             return
         if not is_known:  # loaded, or changed by hand
             master = xp.astype(data, xp.float32)
-        state.pop(_MASTER, None)  # a rule sees only what it keeps itself
+        state.pop(MASTER, None)  # a rule sees only what it keeps itself
         try:
             self._update(master, backend.as_array(gradient, xp.float32), state, group)
         finally:
-            state[_MASTER] = master
+            state[MASTER] = master
         data[...] = master
 
     @abstractmethod
@@ -514,51 +516,10 @@ class Optimiser(Familiar, ABC):
             Code ``value``: when there are other groups, hyper-parameters or parameters,
             or a number or an array is not one that the rule leaves behind.
         """
-        if problem := self._problem_with(state):
+        if problem := problem_with(state, self):
             raise ArgumentError(f"{type(self).__name__}: {problem}.")
         for numbers in (*state["groups"], *(state.get("first") or ())):
             ParameterGroup((), numbers)
-
-    def _problem_with(self, state: Any) -> str | None:
-        """Describe the error in a state, apart from the numbers of its groups; None if
-        there is no error.
-        """
-        if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
-            if isinstance(state, Mapping):
-                found = ", ".join(map(str, state))
-            else:
-                found = f"a {type(state).__name__}"
-            return (
-                f"the state is {found or 'empty'}; expected the result of "
-                'state_dict(), with "groups" and "states"'
-            )
-        known = [sorted(group.hyper_parameters) for group in self.groups]
-        for groups in (state["groups"], state.get("first") or state["groups"]):
-            if known != (given := [sorted(numbers) for numbers in groups]):
-                return f"the state's groups have {given}, and this optimiser's {known}"
-        if len(state["states"]) != len(self.parameters):
-            size = counted(len(state["states"]), "parameter")
-            return f"the state is of {size}; this optimiser has {len(self.parameters)}"
-        kept_by_all = self.kept or {}
-        pairs = zip(self.parameters, state["states"])
-        for number, (parameter, kept) in enumerate(pairs):
-            least, own = {**kept_by_all}, {*kept}
-            dtype = backend.numpy_dtype(parameter.dtype)
-            if backend.is_half(parameter.dtype):
-                least = {_MASTER: -inf, **kept_by_all}
-                own.discard(_MASTER)
-                dtype = np.dtype(np.float32)
-            start = f"for parameter {number}, the state keeps"
-            if self.kept is not None and own and own != self.kept.keys():
-                return (
-                    f"{start} {', '.join(sorted(map(repr, own)))}; expected "
-                    f"{', '.join(self.kept)}"
-                )
-            for name in least.keys() & kept.keys():
-                problem = _problem(kept[name], least[name], parameter.shape, dtype)
-                if problem is not None:
-                    return f"{start} {name} = {problem}"
-        return None
 
     # -- copies ------------------------------------------------------------------------
 
@@ -617,7 +578,9 @@ def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
             f"{num_groups} of {len(items)} items are groups; expected parameters only "
             'or groups only. Put the others into a group: {"parameters": [...]}.',
         )
-    return items if num_groups else [{"parameters": items}]
+    if not num_groups:
+        return [{"parameters": items}]
+    return items
 
 
 def _followers_of(parameters: list[Parameter]) -> tuple[Any, ...]:
@@ -646,29 +609,6 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
         if backend.is_array(value):
             copies[name] = np.array(backend.to_numpy(value))
     return copies
-
-
-def _problem(
-    value: Any, least: float, shape: tuple[int, ...], dtype: np.dtype
-) -> str | None:
-    """Describe the error in a number or an array whose least value is known; None if
-    there is no error.
-    """
-    if isinstance(least, int):
-        is_right = type(value) is int and least <= value < 2**63
-        if is_right:
-            return None
-        return f"{value!r:.40}; expected a whole number, at least {least}"
-    is_array = backend.is_array(value)
-    fits = is_array and value.shape == shape
-    if not fits or backend.numpy_dtype(value.dtype) != dtype:
-        if is_array:
-            looks = f"an array of shape {value.shape} and dtype {value.dtype}"
-        else:
-            looks = f"{value!r:.40}"
-        return f"{looks}; expected an array of shape {shape} and dtype {dtype}"
-    is_right = least == -inf or not backend.array_module(value).any(value < least)
-    return None if is_right else f"an array with elements below {least}"
 
 
 def _check_and_warn(parameters: list[Parameter]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from math import inf, sqrt
 from typing import Any, ClassVar
 
-from minipipe.autograd.backend import Array, array_module
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.nn.parameter import Parameter
 from minipipe.core.sgd import blocks as blocks
 from minipipe.core.sgd import sgd
-from minipipe.nn.parameter import Parameter
 from minipipe.optim.optimiser import Optimiser, ParameterGroup
 
 
@@ -211,7 +211,9 @@ class Adam(Optimiser):
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         """Apply the weight decay; return the gradient for the update."""
-        return gradient + group.weight_decay * data if group.weight_decay else gradient
+        if not group.weight_decay:
+            return gradient
+        return gradient + group.weight_decay * data
 
 
 class AdamW(Adam):

@@ -12,9 +12,9 @@ from weakref import ref
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.parameter import HalfLeaf, Parameter
 
 States = MutableMapping[int, dict[str, Any]]
 Units = Sequence["Run | Parameter"]
@@ -118,14 +118,18 @@ class Run:
         """The gradients as one array."""
         block: Any = self.block()
         gradients = block.gradients[self._elements]
-        return gradients if self._gaps is None else self._filled(gradients)
+        if self._gaps is None:
+            return gradients
+        return self._filled(gradients)
 
     @property
     def data(self) -> Array:
         """The values as one array."""
         block: Any = self.block()
         values = block.values[self._elements]
-        return values if self._gaps is None else self._filled(values)
+        if self._gaps is None:
+            return values
+        return self._filled(values)
 
     def change(
         self, update: Callable[[Array, Array, Any, Any], None], group: Any, order: int
@@ -200,13 +204,16 @@ def _gaps(places: Sequence[slice], xp: ModuleType) -> tuple[Array, Array] | None
     for before, after in pairwise(places):
         targets += range(before.stop, after.start)
         sources += [before.stop - 1] * (after.start - before.stop)
-    return (xp.asarray(targets), xp.asarray(sources)) if targets else None
+    if not targets:
+        return None
+    return xp.asarray(targets), xp.asarray(sources)
 
 
 def place_of(parameter: Parameter) -> Any:
     """Return the block and the position of a parameter in its arena, or None."""
-    arena = None if parameter.arena is None else parameter.arena()
-    return None if arena is None else arena.place_of(parameter)
+    if parameter.arena is None or (arena := parameter.arena()) is None:
+        return None
+    return arena.place_of(parameter)
 
 
 class Walk:
@@ -239,11 +246,14 @@ class Walk:
         self.only = None
         if len(self._runs) == 1 and not self._alone:
             (run,) = self._runs
-            self.only = None if isinstance(run.node, HalfLeaf) else run
+            if not isinstance(run.node, HalfLeaf):
+                self.only = run
         # An arena has all trained parameters of a rank: one of them shows a new one.
         trained = (each for each in self._alone if each.requires_grad)
         self._watched = next(trained, None)
-        self._arena = None if self._watched is None else self._watched.arena
+        self._arena = None
+        if self._watched is not None:
+            self._arena = self._watched.arena
 
     def units(self, parameters: tuple[Parameter, ...]) -> Units | None:
         """Return what this step changes as one array each: runs, and parameters.

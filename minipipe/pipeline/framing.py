@@ -12,17 +12,19 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.execution import PendingLoss
-from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
-from minipipe.execution.checks.finite import FiniteCheck, StepCheck
-from minipipe.execution.executor import (
+from minipipe.core.execution.executor import (
     Executor,
     Handler,
     Handlers,
     and_then,
     gives,
 )
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import Program
+from minipipe.execution import PendingLoss
+from minipipe.execution.batch import Batch
+from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
+from minipipe.execution.checks.finite import FiniteCheck, StepCheck
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import handlers_of
@@ -32,8 +34,6 @@ from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import lower
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Program
 
 if TYPE_CHECKING:
     from minipipe.execution.sums import GradientSums
@@ -230,9 +230,9 @@ class Framing:
 
     def agree(self, call: TrainingCall) -> Batch:
         """Compare a call on all ranks, and make its batch. Collective."""
-        given = call.inputs, call.targets, call.objective
+        arguments = call.inputs, call.targets, call.objective
         of_pipeline = call.is_training, call.num_steps
-        call.batch = self._intake.batch(call.name, *given, *of_pipeline)
+        call.batch = self._intake.batch(call.label, *arguments, *of_pipeline)
         return call.batch
 
     def _begin(self, executor: Executor, action: Action) -> None:

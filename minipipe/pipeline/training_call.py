@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from minipipe.autograd.backend import Array
+from minipipe.core.autograd.backend import Array
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.objective import BatchObjective
@@ -18,7 +18,7 @@ class TrainingCall:
     Attributes
     ----------
     name : str
-        The method, for messages.
+        The method.
     inputs, targets : object
         As the user has passed them.
     objective : BatchObjective
@@ -41,7 +41,7 @@ class TrainingCall:
     input_gradients : array, pytree or None
     loss : BatchLoss or PendingLoss
     outputs : array, pytree or None
-        Of a call without a loss.
+        The outputs of the model, if the call has no loss.
     """
 
     name: str
@@ -59,3 +59,10 @@ class TrainingCall:
     input_gradients: Any = None
     loss: BatchLoss | PendingLoss | None = None
     outputs: Any = None
+
+    @property
+    def label(self) -> str:
+        """The method, with the argument that all ranks must pass alike."""
+        if self.accumulates:
+            return f"{self.name}(accumulate=True)"
+        return self.name

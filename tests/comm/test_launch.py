@@ -8,7 +8,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
-from minipipe.comm.job.host import num_cores, num_ranks
+from minipipe.comm.job.host import num_cores
+from minipipe.core.comm.host import num_ranks
 from tests.launch import mpirun, needs_mpi, run, slowly
 
 
@@ -126,9 +127,7 @@ def test_mpi_starts_with_a_group_and_not_with_an_import():
     """The story: tests import every module, and the files of MPI which the import had
     started stayed in memory.
     """
-    program = (
-        "import minipipe.comm.mpi; from mpi4py import MPI; print(MPI.Is_initialized())"
-    )
+    program = "import minipipe.core.comm.mpi; from mpi4py import MPI; print(MPI.Is_initialized())"
     assert run([sys.executable, "-c", program]).out == "False\n"
 
 

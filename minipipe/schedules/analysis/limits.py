@@ -9,20 +9,20 @@ from itertools import islice
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import copies_held
+from minipipe.core.schedules.action import F
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.schedules.analysis import verifier
+from minipipe.core.schedules.analysis.verifier import problem_at, refusal
+from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import Code, Problem
-from minipipe.schedules.action import F
-from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis import verifier
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
 from minipipe.schedules.analysis.updates import ByMicrobatch, staleness
-from minipipe.schedules.analysis.verifier import problem_at, refusal
 from minipipe.schedules.analysis.workload import (
     amount_per_rank,
     check_amounts,
     check_footprint,
     fits,
 )
-from minipipe.specs import SCHEDULE_COUNT
 
 
 def verify(
