@@ -410,7 +410,7 @@ class Editor:
         workload = self.costs.workload(
             draft.placement, draft.num_microbatches, self.limit
         )
-        if again or self.search is None or self.search.facts.workload != workload:
+        if again or self.search is None or self.search.problem.workload != workload:
             bound = known_bound(workload, Objective.MAKESPAN)
             self.search = Search(workload, Objective.MAKESPAN, bound.value, seed=0)
         search = self.search
@@ -427,7 +427,7 @@ class Editor:
         if self.search is None or self.search.best is None:
             return self._refused("The search has no schedule yet; search first.")
         best = schedule_of(
-            self.search.best.run.words, self.search.facts.workload, self.draft.name
+            self.search.best.run.orders, self.search.problem.workload, self.draft.name
         )
         draft = Draft.of(best)
         self._check_fits_puzzle(draft)
