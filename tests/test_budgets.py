@@ -17,16 +17,6 @@ MOST_IN_A_FUNCTION = 40
 # Written for 120 columns, and longer since the package is formatted at 88: each comes
 # down when it is worked on.
 LONG_YET = """
-    core.autograd.walk:_fitted
-    core.autograd.walk:_pass_gradients
-    core.comm.launch:spawn
-    core.comm.mpi:_wait_until
-    core.execution.executor:__init__
-    execution.plan
-    execution.plan:__init__
-    execution.timeline:measured_timeline
-    pipeline.pipeline
-    pipeline.running:run
 """
 IS_PACKAGE = {module for module, path in FILES.items() if path.name == "__init__.py"}
 
@@ -103,14 +93,14 @@ def closure(*modules):
         pytest.param(set(FIRST_PATH), 1400, 14, id="the first path"),
         pytest.param(
             closure("core.execution.executor"),
-            2230,
+            2240,
             12,
             id="the executor and what it reaches",
         ),
         pytest.param(
             closure("pipeline.pipeline"),
-            13_080,
-            94,
+            13_000,
+            95,
             id="a pipeline and what it reaches",
         ),
         pytest.param(set(FILES), 20_000, 215, id="the whole", marks=OVER),
@@ -173,7 +163,7 @@ def per_thousand_lines(is_counted):
 def test_a_statement_assigns_one_value_and_few_choose_within_an_expression():
     assert per_thousand_lines(is_packed) <= 2
     # this limit falls, to 12
-    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 25
+    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 18
 
 
 @pytest.mark.parametrize(

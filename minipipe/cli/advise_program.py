@@ -20,9 +20,9 @@ from minipipe.cli.programs import check_num_ranks, ended_early, run_program
 from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import (
     answer_of_ranks,
-    asked_of_ranks,
     errors_left,
     leave_answer,
+    question_of_ranks,
 )
 from minipipe.comm import ProcessGroup, spawn
 from minipipe.comm.job.host import launcher_of_ranks
@@ -65,7 +65,7 @@ class _Watcher:
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
         self._leave = leave
         self._limits = limits
-        self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
+        self._arguments: dict[int, tuple[Sequential, dict[str, Any]]] = {}
 
     def begin(
         self, pipeline: Pipeline, model: Any, options: dict[str, Any]
@@ -73,21 +73,22 @@ class _Watcher:
         """Return the model and the options of a pipeline, without those that advice
         chooses.
         """
-        model = model.model if isinstance(model, Plan | Stages) else model
-        self._given[id(pipeline)] = model, options
+        if isinstance(model, Plan | Stages):
+            model = model.model
+        self._arguments[id(pipeline)] = model, options
         kept = options.keys() - _CHOSEN
         return model, {name: options[name] for name in options if name in kept}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> NoReturn:
-        model, options = self._given[id(pipeline)]
-        own = {name: options[name] for name in PLANNED if name in options}
-        asked = {"recompute": options["recompute"] or None, **self._limits}
-        if own.get("schedule") != "auto" and str(own.get("partition")) != "measured":
-            asked["own"] = own
+        model, options = self._arguments[id(pipeline)]
+        plan = {name: options[name] for name in PLANNED if name in options}
+        settings = {"recompute": options["recompute"] or None, **self._limits}
+        if plan.get("schedule") != "auto" and str(plan.get("partition")) != "measured":
+            settings["own"] = plan
         kept = options.keys() - {*_CHOSEN, "recompute"}
         rest = {name: options[name] for name in options if name in kept}
         optimiser = _optimiser_of(pipeline)
-        question = Question(model, inputs, targets, rest, optimiser, **asked)
+        question = Question(model, inputs, targets, rest, optimiser, **settings)
         self._leave(pipeline, question)
 
 
@@ -95,15 +96,18 @@ def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
     """Return a function that makes optimisers like the one over a pipeline's
     parameters.
     """
-    own = set(map(id, pipeline.parameters()))
+    parameters = set(map(id, pipeline.parameters()))
     # The garbage collector lists every living optimiser, so that the program need not
     # pass its own.
     alive = [each for each in gc.get_objects() if issubclass(type(each), Optimiser)]
     alive = [each for each in alive if hasattr(each, "groups")]
     if not alive:
         return None
-    found = max(alive, key=lambda each: len(own & set(map(id, each.parameters))))
-    settings = dict(found.settings)
+
+    def num_common(optimiser: Optimiser) -> int:
+        return len(parameters & set(map(id, optimiser.parameters)))
+
+    settings = dict(max(alive, key=num_common).settings)
     kind = settings.pop("class")
     return lambda parameters: kind(parameters, **settings)
 
@@ -199,56 +203,52 @@ def program_report(
     MinipipeError
         As for :func:`minipipe.advise` and :func:`question_about`.
     """
-    checked_seconds(seconds, RACE_SECONDS)
+    benchmark = checked_seconds(seconds, RACE_SECONDS)
     launcher = launcher_of_ranks()
     ranks = counted(num_ranks, "rank")
     begin = f"running {program} until its first step"
     work = f"{begin}, then measuring choices in turns on {ranks}"
-    with Progress(work, _expected_seconds(seconds)) as progress:
+    with Progress(work, advising.SECONDS + benchmark + _STARTING) as progress:
         progress.tell(f"running {program} in this process")
         question = question_about(program, arguments, **limits)
         check_num_layers(question, num_ranks)
         if launcher is None:
 
             def advise(group: ProcessGroup) -> Advice | None:
-                how = ("thread ranks", seconds, silent if group.rank else progress.tell)
+                tell = silent if group.rank else progress.tell
+                how = ("thread ranks", seconds, tell)
                 return advice_on_ranks(question, group, Pipeline, *how)
 
             return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
-        progress.tell(f"starting {program} on {counted(num_ranks, 'rank')}")
-        asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
+        progress.tell(f"starting {program} on {ranks}")
+        settings = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
         failed = f"{program} failed before its first step"
         module = [__name__, program, *arguments]
-        found = answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
-        return AdviceReport(**found)
-
-
-def _expected_seconds(race: float | None) -> float:
-    """Return the time of advice: measurements, benchmark, and some seconds for imports
-    and a last turn.
-    """
-    return advising.SECONDS + (RACE_SECONDS if race is None else race) + _STARTING
+        report = answer_of_ranks(
+            launcher, num_ranks, module, settings, failed, progress
+        )
+        return AdviceReport(**report)
 
 
 def main() -> None:
     """Run the program as one rank until its first step, and measure there."""
     program, *arguments = sys.argv[1:]
-    asked = asked_of_ranks()
+    settings = question_of_ranks()
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         Pipeline.watcher = None  # the measured choices must run their steps
         group = pipeline.group
         with errors_left(group):  # no ``except Exception`` of the program catches them
-            check_num_ranks(program, group.size, asked["ranks"], "that were started")
+            check_num_ranks(program, group.size, settings["ranks"], "that were started")
             tell = teller(group, progress=True)
-            how = ("MPI ranks", asked["seconds"], tell)
+            how = ("MPI ranks", settings["seconds"], tell)
             advice = advice_on_ranks(question, group, Pipeline, *how)
         if advice is not None:
             leave_answer(AdviceReport.of(advice)._asdict())
         group.barrier()
         sys.exit(0)
 
-    run_program(program, arguments, _Watcher(leave, asked["limits"]))
+    run_program(program, arguments, _Watcher(leave, settings["limits"]))
 
 
 if __name__ == "__main__":

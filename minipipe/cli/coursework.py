@@ -32,8 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--only", action="append", metavar="TASK", help=only)
     add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
-    own = "draw the numbers of this student, as `minipipe grade --variants` does"
-    add_text(parser, "--student", "NAME", own)
+    name = "draw the numbers of this student, as `minipipe grade --variants` does"
+    add_text(parser, "--student", "NAME", name)
     drawn = "autograder: draw numbers from the student's e-mail address"
     add_flag(parser, "--variants", drawn)
     late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"
@@ -63,7 +63,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return write_file(target, workflow, options)
     ending = ending_of(target, (".html", ".pdf"))
     page = as_html(chosen, solutions=form == "solutions")
-    return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)
+    if ending == ".pdf":
+        return write_file(target, as_pdf(page), options)
+    return write_file(target, page, options)
 
 
 def _copy(options: argparse.Namespace) -> ExitStatus:

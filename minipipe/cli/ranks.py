@@ -48,7 +48,7 @@ def answer_of_ranks(
     launcher: str,
     num_ranks: int,
     module: Sequence[str],
-    asked: Mapping[str, Any],
+    question: Mapping[str, Any],
     failed: str,
     progress: Progress,
 ) -> Any:
@@ -64,8 +64,8 @@ def answer_of_ranks(
     num_ranks : int
     module : sequence of str
         Its name, and its arguments.
-    asked : mapping
-        The question, which :func:`asked_of_ranks` returns on the ranks.
+    question : mapping
+        Data, which :func:`question_of_ranks` returns on the ranks.
     failed : str
         The message if there is no answer.
     progress : Progress
@@ -84,10 +84,10 @@ def answer_of_ranks(
             progress.tell(line.removeprefix(MARK).rstrip())
 
     with tempfile.TemporaryDirectory(prefix="minipipe-ranks-") as folder:
-        question = json.dumps({**asked, "folder": folder})
+        text = json.dumps({**question, "folder": folder})
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", *module]
-        own = {_QUESTION: question, "COLUMNS": str(terminal_width())}
-        job = run_job(command, hear, {**os.environ, **own})
+        variables = {_QUESTION: text, "COLUMNS": str(terminal_width())}
+        job = run_job(command, hear, {**os.environ, **variables})
         error = Path(folder, _ERROR)
         answer = Path(folder, _ANSWER)
         problem = f"{failed} under mpirun -n {num_ranks}"
@@ -110,7 +110,7 @@ def warn_if_busy() -> None:
         complain(f"This machine is busy: {used}. {how}.")
 
 
-def check_room(num_ranks: int) -> None:
+def check_memory(num_ranks: int) -> None:
     """Refuse more ranks than the memory of this machine can hold.
 
     Raises
@@ -126,7 +126,7 @@ def check_room(num_ranks: int) -> None:
         raise misuse(f"{problem}; choose fewer ranks.")
 
 
-def asked_of_ranks() -> dict[str, Any]:
+def question_of_ranks() -> dict[str, Any]:
     """Return the question, on a rank."""
     return json.loads(os.environ[_QUESTION])
 
@@ -140,16 +140,16 @@ def leave_error(group: ProcessGroup, error: Exception) -> None:
     """Write an error of this rank instead of an answer, and print it. The first error
     counts: others follow from it.
     """
-    found: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__}
-    found["message"] = str(error)
+    data: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__}
+    data["message"] = str(error)
     if isinstance(error, MinipipeError):
-        found["code"] = str(error.code)
+        data["code"] = str(error.code)
     if isinstance(error, ScheduleError):
-        found["message"] = error.problems[0].message
-    own = _path(f"{_ERROR}-{group.rank}")
-    own.write_text(json.dumps(found))
+        data["message"] = error.problems[0].message
+    file = _path(f"{_ERROR}-{group.rank}")
+    file.write_text(json.dumps(data))
     with suppress(FileExistsError):
-        os.link(own, _path(_ERROR))  # complete, and only if no rank has written one
+        os.link(file, _path(_ERROR))  # complete, and only if no rank has written one
     traceback.print_exception(error)
 
 
@@ -164,21 +164,21 @@ def errors_left(group: ProcessGroup) -> Iterator[None]:
 
 
 def _path(name: str) -> Path:
-    return Path(asked_of_ranks()["folder"], name)
+    return Path(question_of_ranks()["folder"], name)
 
 
-def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
+def _raise(data: Mapping[str, Any], failed: str) -> NoReturn:
     """Raise an error of another process.
 
     Raises
     ------
     MinipipeError
     """
-    kind = found["kind"]
-    code = found.get("code")
-    message = found["message"]
+    kind = data["kind"]
+    code = data.get("code")
+    message = data["message"]
     if code is None:
-        problem = f"{failed}: rank {found['rank']}"
+        problem = f"{failed}: rank {data['rank']}"
         raise LaunchError("unavailable", f"{problem}: {kind}: {message}")
     if kind == "ScheduleError":
         raise ScheduleError.of(Code(code), message)

@@ -77,9 +77,8 @@ class Tensor(TensorMethods):
         array = backend.as_array(data, dtype)
         if dtype is None and array is not data and array.dtype == np.float64:
             array = array.astype(np.float32)
-        if backend.numpy_dtype(
-            array.dtype
-        ).kind not in "fiub" and not backend.is_floating(array.dtype):
+        kind = backend.numpy_dtype(array.dtype).kind
+        if kind not in "fiub" and not backend.is_floating(array.dtype):
             raise TensorError(
                 "dtype",
                 f"A tensor holds real or whole numbers; this is {array.dtype}: "
@@ -348,8 +347,9 @@ def _call_of(operation: Operation) -> Callable[..., Tensor]:
 
     def call(*given: Any, **attributes: Any) -> Tensor:
         given, attributes = operation.bound(given, attributes)
-        tensors = given if operation.takes is None else operation.takes(*given)
-        return of_count(len(tensors))(*tensors, **attributes)
+        if operation.takes is not None:
+            given = tuple(operation.takes(*given))
+        return of_count(len(given))(*given, **attributes)
 
     return call
 

@@ -7,21 +7,17 @@ is a plan, a group and stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.modes import current_place
-from minipipe.core.execution.stage import Stage, claimed
 from minipipe.core.nn.module import computes_as
 from minipipe.core.nn.sequential import parameters_of
-from minipipe.core.schedules.action import Action, R
 from minipipe.errors import ArgumentError, ModelError, counted
 from minipipe.execution.choosing import (
     checked_blocks,
@@ -30,9 +26,7 @@ from minipipe.execution.choosing import (
     schedule_of_modules,
 )
 from minipipe.execution.partition import partition_of
-from minipipe.execution.row_handlers import RecomputingStage
-from minipipe.nn import Module, Parameter, Recompute, Sequential
-from minipipe.nn.collected_losses import carrying_losses
+from minipipe.nn import Module, Parameter, Sequential
 from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
@@ -155,50 +149,26 @@ class Plan:
     ) -> None:
         check_model(model)
         schedule = spelled(schedule)
-        given = replicated(
+        table = replicated(
             schedule, num_ranks, num_microbatches, chunks_per_rank, replicas
         )
-        verify(given)
-        given.check_known("a Pipeline", *_RUN)
-        pipelines = tuple(pipelines_of(given))
-        sizes = [len(Sequential(layer).flat_layers) for layer in model]
-        numbers = [
-            sum(prod(p.whole_shape) for p in layer.parameters())
-            for layer in model.flat_layers
-        ]
-        parts = tuple(
-            partition_of(sizes, numbers, pipelines[0], partition, layer_costs)
-        )
+        verify(table)
+        table.check_known("a Pipeline", *_RUN)
+        pipelines = tuple(pipelines_of(table))
+        parts = _partition(model, pipelines[0], partition, layer_costs)
         tied = model.tied()
         _check_in_layers(model, tied)
-        is_trained = [
-            any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts
-        ]
-        is_any_frozen = not inputs_require_grad and not all(
-            p.requires_grad for p in model.parameters()
-        )
-        frozen = [
-            stage
-            for stage in range(len(parts))
-            if is_any_frozen and not is_trained[stage]
-        ]
-        _check_frozen(given, parts, is_trained, inputs_require_grad)
+        frozen = _frozen_stages(model, tied, parts, table, inputs_require_grad)
         vars(self).update(
             model=model,
-            program=lower(_frozen(given, frozen)),
+            program=lower(_frozen(table, frozen)),
             partition=parts,
             _tied=tied,
-        )
-        vars(self).update(
-            inputs_require_grad=bool(inputs_require_grad), pipelines=pipelines
-        )
-        vars(self).update(
-            gradient_blocks=checked_blocks(gradient_blocks, given), replicas=replicas
-        )
-        vars(self).update(
-            built_as=schedule
-            if isinstance(schedule, str) and schedule in REGISTRY
-            else None
+            inputs_require_grad=bool(inputs_require_grad),
+            pipelines=pipelines,
+            gradient_blocks=checked_blocks(gradient_blocks, table),
+            replicas=replicas,
+            built_as=_name_of(schedule),
         )
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -260,12 +230,8 @@ class Plan:
             inputs_require_grad=needs,
             replicas=replicas,
         )
-        if (
-            isinstance(schedule, str)
-            and schedule in REGISTRY
-            and len(modules) * replicas == num_ranks
-        ):
-            vars(plan).update(built_as=schedule)
+        if len(modules) * replicas == num_ranks:
+            vars(plan).update(built_as=_name_of(schedule))
         return plan
 
     @property
@@ -293,7 +259,9 @@ class Plan:
         """Return whether a run keeps the weights of a forward for its backward: by
         default, except for PACI by name.
         """
-        return self.built_as != "paci" if stash is None else bool(stash)
+        if stash is None:
+            return self.built_as != "paci"
+        return bool(stash)
 
     @property
     def placement(self) -> tuple[int | tuple[int, ...], ...]:
@@ -342,11 +310,11 @@ class Plan:
             id(parameter.owner): name
             for name, parameter in self.model.named_parameters()
         }
-        found: dict[str, dict[int, int]] = {name: {} for name in names.values()}
+        uses: dict[str, dict[int, int]] = {name: {} for name in names.values()}
         for layer, stage in zip(self.layers, self.stage_of_layer):
             for parameter in parameters_of(layer):
-                found[names[id(parameter.owner)]][parameter.use] = stage
-        return found
+                uses[names[id(parameter.owner)]][parameter.use] = stage
+        return uses
 
     @property
     def shared(self) -> dict[str, dict[int, dict[int, int]]]:
@@ -546,22 +514,63 @@ class Plan:
                 layer = rows[i]
                 size = layer.num_parameters
                 nbytes = sum(p.nbytes for p in layer.parameters())
-                mark = (
-                    ""
-                    if not size or any(p.requires_grad for p in layer.parameters())
-                    else ", frozen"
-                )
+                label = layer.brief()
+                if size and not any(p.requires_grad for p in layer.parameters()):
+                    label += ", frozen"
                 yield (
                     str(i),
-                    layer.brief() + mark,
+                    label,
                     str(stage),
                     self._home(stage),
                     f"{size:,}",
                     f"{nbytes:,}",
                 )
-                total_size = total_size + size
-                total_bytes = total_bytes + nbytes
+                total_size += size
+                total_bytes += nbytes
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
+
+
+def _name_of(schedule: object) -> str | None:
+    """Return the name of a schedule in ``schedules.REGISTRY``; None for a file or a
+    table.
+    """
+    if isinstance(schedule, str) and schedule in REGISTRY:
+        return schedule
+    return None
+
+
+def _partition(
+    model: Sequential,
+    placement: Sequence[int],
+    partition: Sequence[range] | None,
+    layer_costs: Sequence[float] | None,
+) -> tuple[range, ...]:
+    """Return the flat layers of each stage; see :class:`Plan`."""
+    sizes = [len(Sequential(layer).flat_layers) for layer in model]
+    numbers = []
+    for layer in model.flat_layers:
+        shapes = [parameter.whole_shape for parameter in layer.parameters()]
+        numbers.append(sum(map(prod, shapes)))
+    return tuple(partition_of(sizes, numbers, placement, partition, layer_costs))
+
+
+def _frozen_stages(
+    model: Sequential,
+    tied: Sequential,
+    parts: Sequence[range],
+    table: Schedule | Program,
+    inputs_require_grad: bool,
+) -> list[int]:
+    """Return the stages that train no parameters, if any parameter of the model is
+    frozen; refuse a schedule that does not fit them.
+    """
+    is_trained = [
+        any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts
+    ]
+    _check_frozen(table, parts, is_trained, inputs_require_grad)
+    if inputs_require_grad or all(p.requires_grad for p in model.parameters()):
+        return []
+    return [stage for stage, is_one in enumerate(is_trained) if not is_one]
 
 
 def _frozen(table: Schedule | Program, stages: Collection[int]) -> Schedule | Program:
@@ -582,11 +591,13 @@ def check_model(model: Any) -> None:
         Code ``type``.
     """
     if not computes_as(model, Sequential):
-        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
+        kind = type(model).__name__
+        if isinstance(model, Sequential):
+            kind += ", with a forward of its own"
         raise ModelError(
             "type",
             "A pipeline partitions an nn.Sequential between its layers; this model is "
-            f"{type(model).__name__}{own}. Write nn.Sequential(*layers), or "
+            f"{kind}. Write nn.Sequential(*layers), or "
             "Pipeline.from_modules([part, …], group, …).",
         )
 
@@ -637,78 +648,3 @@ def _check_frozen(
             "inputs_require_grad=True needs a backward on every stage, but the first "
             "stages of the schedule are frozen. Give it without freeze_stages.",
         )
-
-
-# -- its stages on a rank --------------------------------------------------------------
-
-
-def build_stages(
-    plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np
-) -> dict[int, Stage]:
-    """Return the stages of a rank. Only their layers are copied, including existing
-    values.
-
-    Parameters without values are filled from the seed and their names in the whole
-    model. A parameter that several of these stages share remains one parameter.
-
-    Parameters
-    ----------
-    plan : Plan
-        Its model is not changed.
-    rank : int
-    seed : int
-    recompute : bool
-        Whether stages keep only their inputs between forward and backward, and compute
-        their activations again.
-    xp : module
-        The array module that holds their parameters.
-    """
-    names = {
-        id(parameter.owner): name for name, parameter in plan.model.named_parameters()
-    }
-    modules = plan.model.modules()
-    has_losses = any(getattr(module, "adds_losses", False) for module in modules)
-    copies: dict = {}  # of everything that was copied, by the identity of the original
-    kind = _kind_of_stages(plan, recompute)
-    stages: dict[int, Stage] = {}
-    for index in plan.schedule.stages_of(rank):
-        part = plan.part(index)
-        module, parameters = claimed(part, index, names, seed, copies, xp)
-        forward: Callable = Recompute(module)
-        if not recompute:
-            forward = _recomputing(module, plan.schedule.numbered[rank], index)
-        if has_losses:
-            forward = carrying_losses(
-                forward, index == 0, index == plan.schedule.num_stages - 1
-            )
-        stages[index] = kind(module, index, plan.schedule, parameters, forward)
-    return stages
-
-
-def _kind_of_stages(plan: Plan, recompute: bool) -> type[Stage]:
-    """Return the class of the stages, after checking that their layers fit it."""
-    if plan.schedule.num_slices == 1:
-        return RecomputingStage
-    from minipipe.execution.sliced import SlicedStage, check_sliceable
-
-    check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
-    return SlicedStage
-
-
-def _recomputing(
-    module: Module, row: Iterable[Action], stage: int
-) -> Callable[[Any], Any]:
-    """Return a forward that keeps only the inputs of microbatches with an R in a row.
-
-    Without such microbatches it is the module itself.
-    """
-    again = {k for s, kind, k in row if s == stage and kind is R}
-    if not again:
-        return module
-    dropping = Recompute(module)
-
-    def forward(x: Any) -> Any:
-        is_again = current_place().microbatch in again
-        return dropping(x) if is_again else module(x)
-
-    return forward

@@ -6,14 +6,16 @@ Apart from ``record.py``, which executors import.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.comm import ProcessGroup
 from minipipe.core.execution.record import Record
+from minipipe.core.schedules.action import Action
 from minipipe.core.schedules.analysis.dependencies import Value
 from minipipe.execution.checks.calls import part_of
 from minipipe.schedules import (
@@ -46,11 +48,11 @@ class Recorded(NamedTuple):
     sent : sequence of float
         When each SEND began.
     received : sequence of (float, float, int)
-        For each RECV: since when its message was awaited, when it was there, and its
+        For each RECV: since when its message was awaited, when it arrived, and its
         bytes.
     sums : sequence of (float, float, float)
-        For each REDUCE_GRAD: when the rank came to it, when the sum was there, and the
-        bytes of the gradients.
+        For each REDUCE_GRAD: when the rank reached it, when the sum was complete, and
+        the bytes of the gradients.
     """
 
     ran: Sequence[Sequence[float]]
@@ -78,48 +80,52 @@ def measured_timeline(
     """
     with_sums = repeat(program, 1 + len(ranks[0].changes))
     whole = _timed(with_sums)
-    rows = whole.schedule.actions
-    last = program.ranks_of(program.num_stages - 1)[0]
     origin = min((rank.ran[0][0] for rank in ranks if rank.ran), default=0.0)
-    is_memory_known = all(
-        len(rank.memory) == len(row) for rank, row in zip(ranks, rows)
-    )
-    memory = [
-        tuple(tuple(map(int, held)) for held in zip(*rank.memory)) or ((), ())
-        for rank in ranks
-    ]
+    messages = _messages(whole, ranks, origin)
+    indices = range(len(ranks))
+    last = program.ranks_of(program.num_stages - 1)[0]
     return Timeline(
         whole.title,
-        tuple(
-            tuple(
-                Span(action, start - origin, end - origin)
-                for action, (start, end, _) in zip(row, rank.ran)
-            )
-            for row, rank in zip(rows, ranks)
-        ),
-        tuple(
-            _peak_activations(whole, r, [int(held) for _, _, held in rank.ran])
-            for r, rank in enumerate(ranks)
-        ),
-        tuple(max(during, default=0) for _, during in memory)
-        if is_memory_known
-        else None,
-        "s",
+        tuple(map(partial(_spans, origin), whole.schedule.actions, ranks)),
+        tuple(_peak_activations(whole, r, ranks[r]) for r in indices),
+        unit="s",
         note=note,
-        memory=tuple(after for after, _ in memory) if is_memory_known else None,
-        memory_during=tuple(during for _, during in memory)
-        if is_memory_known
-        else None,
-        measured_messages=tuple(
-            sorted(_messages(whole, ranks, origin), key=attrgetter("sent", "arrived"))
-        ),
+        measured_messages=tuple(sorted(messages, key=attrgetter("sent", "arrived"))),
         is_measured=True,
-        step_changes=tuple(
-            tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))
-        ),
+        step_changes=tuple(tuple(_changes(ranks, r, last, origin)) for r in indices),
         sums=tuple(_sums(with_sums, ranks, origin)),
         num_slices=program.num_slices,
+        **_memory(whole, ranks),
     )
+
+
+def _spans(origin: float, row: Sequence[Action], rank: Recorded) -> tuple[Span, ...]:
+    """Return when each action of a row ran."""
+    return tuple(
+        Span(action, start - origin, end - origin)
+        for action, (start, end, _) in zip(row, rank.ran)
+    )
+
+
+def _memory(program: Program, ranks: Sequence[Recorded]) -> dict[str, Any]:
+    """Return the arguments of a timeline with the measured bytes; none if they were not
+    measured.
+    """
+    for rank, row in zip(ranks, program.schedule.actions):
+        if len(rank.memory) != len(row):
+            return {}
+    peaks = []
+    after = []
+    during = []
+    for rank in ranks:
+        after.append(tuple(int(held) for held, _ in rank.memory))
+        during.append(tuple(int(most) for _, most in rank.memory))
+        peaks.append(max(during[-1], default=0))
+    return {
+        "peak_memory": tuple(peaks),
+        "memory": tuple(after),
+        "memory_during": tuple(during),
+    }
 
 
 def _timed(program: Program) -> Program:
@@ -135,31 +141,39 @@ def _timed(program: Program) -> Program:
 def _changes(
     ranks: Sequence[Recorded], rank: int, last: int, origin: float
 ) -> Iterator[StepChange]:
-    """Yield the changes of a rank, which waited for the last stage's if that ended
-    later, and before it went on.
+    """Yield the changes of a rank. It waited for the rank of the last stage if that
+    ended the step later, and before this rank went on.
     """
-    ends = [
-        [
-            row.ran[(i + 1) * len(row.ran) // (len(row.changes) + 1) - 1][1]
-            for i in range(len(row.changes))
-        ]
-        if row.ran
-        else []
-        for row in (ranks[rank], ranks[last])
-    ]
+    ends = _ends_of_steps(ranks[rank])
+    last_ends = _ends_of_steps(ranks[last])
     for i, (left, begun) in enumerate(ranks[rank].changes):
-        has_waited = bool(ends[0]) and ends[0][i] < ends[1][i] <= left
-        yield StepChange(left - origin, begun - origin, last if has_waited else rank)
+        awaited = rank
+        if ends and ends[i] < last_ends[i] <= left:
+            awaited = last
+        yield StepChange(left - origin, begun - origin, awaited)
 
 
-def _peak_activations(program: Program, rank: int, held_after: Sequence[int]) -> int:
+def _ends_of_steps(rank: Recorded) -> list[float]:
+    """Return when the computations of each step but the last ended; nothing for a rank
+    without computations.
+    """
+    if not rank.ran:
+        return []
+    num_steps = len(rank.changes) + 1
+    return [
+        rank.ran[i * len(rank.ran) // num_steps - 1][1] for i in range(1, num_steps)
+    ]
+
+
+def _peak_activations(program: Program, rank: int, recorded: Recorded) -> int:
     """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F
     holds its pair while it runs.
     """
     held = dict.fromkeys(program.stages_of(rank), 0)
     peak = 0
-    for action, after in zip(program.schedule.actions[rank], held_after):
-        held[action.stage] = after
+    row = program.schedule.actions[rank]
+    for action, (_, _, after) in zip(row, recorded.ran):
+        held[action.stage] = int(after)
         only_now = (
             action.kind is ActionKind.FORWARD
             and action.stage < program.first_backward_stage
@@ -247,7 +261,7 @@ def gather_timeline(
         for action in program.numbered[group.rank]
         if action.kind in _RECEIVES
     ]
-    own = Recorded(
+    local = Recorded(
         ran=[item for record in records for item in record.ran],
         memory=[item for record in records for item in record.memory],
         changes=[(before.left, after.begun) for before, after in pairwise(records)],
@@ -257,14 +271,12 @@ def gather_timeline(
     )
     gathered = []
     # the first columns are times
-    for items, columns, times in zip(own, (3, 2, 2, 1, 3, 3), (2, 0, 2, 1, 2, 2)):
+    for items, columns, times in zip(local, (3, 2, 2, 1, 3, 3), (2, 0, 2, 1, 2, 2)):
         array = np.array(items, np.float64).reshape(-1, columns)
         array[:, :times] += group.clock_offset
-        gathered.append(
-            group.all_gather(
-                array if columns > 1 else array[:, 0], what=part_of("timeline")
-            )
-        )
+        if columns == 1:
+            array = array[:, 0]
+        gathered.append(group.all_gather(array, what=part_of("timeline")))
     return measured_timeline(
         program,
         [Recorded(*(part.tolist() for part in of)) for of in zip(*gathered)],

@@ -230,9 +230,9 @@ class Framing:
 
     def agree(self, call: TrainingCall) -> Batch:
         """Compare a call on all ranks, and make its batch. Collective."""
-        given = call.inputs, call.targets, call.objective
+        arguments = call.inputs, call.targets, call.objective
         of_pipeline = call.is_training, call.num_steps
-        call.batch = self._intake.batch(call.name, *given, *of_pipeline)
+        call.batch = self._intake.batch(call.label, *arguments, *of_pipeline)
         return call.batch
 
     def _begin(self, executor: Executor, action: Action) -> None:

@@ -13,7 +13,6 @@ from typing import (
     Literal,
     NoReturn,
     Unpack,
-    cast,
     overload,
 )
 
@@ -26,6 +25,7 @@ from minipipe.core.specs import COUNT
 from minipipe.errors import not_copyable, warn_caller
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
+from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import (
     check_inputs_require_grad,
     warn_of_another_order,
@@ -33,7 +33,7 @@ from minipipe.execution.checks.calls import (
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.objective import BatchObjective, GivenGradient, Metric, Where
 from minipipe.execution.observers import journal
-from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.hints import FamiliarPipeline, with_hints
@@ -483,12 +483,12 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def seed(self) -> int:
-        """That of the first values."""
+        """The seed of the first values."""
         return self._seeds[0]
 
     @property
     def dropout_seed(self) -> int:
-        """That of dropout and the like."""
+        """The seed of dropout and the like."""
         return self._seeds[1]
 
     # -- training ----------------------------------------------------------------------
@@ -597,14 +597,18 @@ class Pipeline(FamiliarPipeline):
         """
         if self.watcher is not None:
             self.watcher.step(self, inputs, targets)
-        begun = None
+        begun: Any = None
         if wait and outputs is False and metrics is None and not accumulate:
             begun = self._compiling.repeated(self, inputs, targets, scale)
             if type(begun) is BatchLoss:
                 return begun
         objective = self._objective(metrics, outputs, scale)
-        given = "step", inputs, targets, objective, wait, accumulate
-        return self._train(*given, batch=cast(Batch | None, begun))
+        if begun is not None:
+            objective = begun.objective
+        mode = self._is_training, self.num_steps
+        call = TrainingCall("step", inputs, targets, objective, *mode, wait, accumulate)
+        call.batch = begun  # all ranks may have agreed on it already
+        return self._train(call)
 
     def run(
         self,
@@ -698,11 +702,11 @@ class Pipeline(FamiliarPipeline):
             from minipipe.pipeline.running import in_turn
 
             return in_turn(self.step, batches, optimiser)
-        given = read_ahead(batches, lambda batch: tuple(map(copied, batch)))
+        read = read_ahead(batches, lambda batch: tuple(map(copied, batch)))
         losses, record = self._runs.run(
-            given, optimiser, stash, self._is_training, self.num_steps
+            read, optimiser, stash, self._is_training, self.num_steps
         )
-        self.num_steps += len(given)
+        self.num_steps += len(read)
         self._steps.records.clear()
         self._steps.records.append(record)
         return losses
@@ -765,42 +769,21 @@ class Pipeline(FamiliarPipeline):
         division = self._objective.keywords["division"]
         if division is not None:
             division.check_given_gradient()
-        given = GivenGradient(gradient if callable(gradient) else None)
-        objective = BatchObjective(given, outputs=outputs, **self._objective.keywords)
-        return self._train(
-            "forward_backward", inputs, gradient, objective, True, accumulate
-        ).outputs
+        function = gradient if callable(gradient) else None
+        loss = GivenGradient(function)
+        objective = BatchObjective(loss, outputs=outputs, **self._objective.keywords)
+        mode = self._is_training, self.num_steps
+        call = TrainingCall("forward_backward", inputs, gradient, objective, *mode)
+        call.accumulates = accumulate
+        return self._train(call).outputs
 
-    def _train(
-        self,
-        call: str,
-        inputs: Any,
-        targets: Any,
-        objective: BatchObjective,
-        wait: bool,
-        accumulate: bool,
-        batch: Batch | None = None,
-    ) -> Any:
-        """Run forward and backward of one batch, and leave its gradients.
-
-        All ranks may have agreed on the batch already.
-        """
-        given = TrainingCall(
-            f"{call}(accumulate=True)" if accumulate else call,
-            inputs,
-            targets,
-            objective if batch is None else batch.objective,
-            self._is_training,
-            self.num_steps,
-            waits=wait,
-            accumulates=accumulate,
-            batch=batch,
-        )
+    def _train(self, call: TrainingCall) -> Any:
+        """Run forward and backward of one batch, and leave its gradients."""
         try:
-            self._steps.run(call, given, self.measures_memory)
+            self._steps.run(call, self.measures_memory)
         finally:
-            self.num_steps += given.is_computed
-        return given.loss
+            self.num_steps += call.is_computed
+        return call.loss
 
     def wait(self) -> None:
         """Wait for the losses of earlier steps with ``wait=False``, and raise the
@@ -869,7 +852,9 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         objective = self._objective(metrics, outputs)
-        call = self._forward_only("evaluate", inputs, targets, objective, is_training)
+        mode = is_training, self.num_steps
+        call = TrainingCall("evaluate", inputs, targets, objective, *mode)
+        self._predictors.run(call)
         assert isinstance(call.loss, BatchLoss)
         return call.loss
 
@@ -904,22 +889,10 @@ class Pipeline(FamiliarPipeline):
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
         objective = BatchObjective(outputs="everywhere", **self._objective.keywords)
-        call = self._forward_only("predict", inputs, None, objective, is_training)
-        return call.outputs
-
-    def _forward_only(
-        self,
-        name: str,
-        inputs: Any,
-        targets: Any,
-        objective: BatchObjective,
-        is_training: bool,
-    ) -> TrainingCall:
-        call = TrainingCall(
-            name, inputs, targets, objective, is_training, self.num_steps
-        )
+        mode = is_training, self.num_steps
+        call = TrainingCall("predict", inputs, None, objective, *mode)
         self._predictors.run(call)
-        return call
+        return call.outputs
 
     # -- this rank's part --------------------------------------------------------------
 
@@ -1498,7 +1471,9 @@ class Pipeline(FamiliarPipeline):
 
     def __str__(self) -> str:
         plan = str(self._plan)
-        return plan if self._grid is None else f"{plan}\n{self._grid.legend}"
+        if self._grid is None:
+            return plan
+        return f"{plan}\n{self._grid.legend}"
 
     def _repr_html_(self) -> str:
         return self._plan._repr_html_()

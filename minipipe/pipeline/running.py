@@ -144,9 +144,9 @@ class RunObjective(BatchObjective):
     def _shares_of(
         self, sizes: Sequence[int], microbatches: Sequence[int]
     ) -> list[float]:
-        targets = (
-            None if self.targets is None else [self.targets[k] for k in microbatches]
-        )
+        targets = None
+        if self.targets is not None:
+            targets = [self.targets[k] for k in microbatches]
         return shares([sizes[k] for k in microbatches], *self._given, targets)
 
     def rows(self) -> np.ndarray:
@@ -189,8 +189,8 @@ class Runs:
         ``(program, handlers=…) -> Executor``, with the stages of this rank and their
         array module.
     objective : partial
-        Of a :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`: the
-        loss, and its weight.
+        Makes a :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`;
+        its arguments are the loss and the weight of a loss.
     check_finite : str
     compiled : CompiledStages, optional
         The stages of this rank, if they are to be compiled.
@@ -198,7 +198,7 @@ class Runs:
     Attributes
     ----------
     program : Program
-        That of the last run; before one, of the plan.
+        The program of the last run; before the first run, the plan's.
 
     Raises
     ------
@@ -232,7 +232,7 @@ class Runs:
 
     def run(
         self,
-        given: list[tuple[Any, Any]],
+        batches: list[tuple[Any, Any]],
         optimiser: Optimiser,
         stash: bool | None,
         is_training: bool,
@@ -241,55 +241,85 @@ class Runs:
         """Run over all batches; see :meth:`minipipe.Pipeline.run`."""
         begun = perf_counter()
         is_stashed = self._plan.is_stashed(stash)
-        self._take_program(len(given))
-        stages: Mapping[int, Stage] = self._build.keywords["stages"]
-        self._check_optimiser(optimiser, stages, is_stashed)
-        count = self.program.num_microbatches
-        group = self._group
-        numbers_of = batches_of(count, len(given), self._plan.replicas)
-        loss, weight = self._objective.args
-        followed = self._intake.calls.updates
-        compared = followed.of_run(optimiser) if followed else {}
-        rest = (updates_of(self.program), numbers_of, is_stashed, compared)
-        objective = RunObjective(loss, weight, *rest, **self._objective.keywords)
-        inputs, targets = (
-            _cut(each, noun, numbers_of)
-            for each, noun in zip(zip(*given), ("inputs", "targets"))
+        self._take_program(len(batches))
+        self._check_optimiser(optimiser, is_stashed)
+        numbers = batches_of(
+            self.program.num_microbatches, len(batches), self._plan.replicas
         )
+        inputs, targets = (
+            _cut(each, noun, numbers)
+            for each, noun in zip(zip(*batches), ("inputs", "targets"))
+        )
+        objective = self._objective_of(numbers, optimiser, is_stashed)
         call = TrainingCall("run", inputs, targets, objective, is_training, step)
         self._framing.agree(call)
-        for stage in stages.values():
+        for stage in self._stages.values():
             check_frozen(stage)
             stage.begin()
+        record, copies = self._execute(call, optimiser, is_stashed)
+        losses = RunLosses(call.outputs, copies)
+        self._look_at(losses, self._group.rank)
+        record.begun = begun
+        record.left = perf_counter()
+        return losses, record
+
+    @property
+    def _stages(self) -> Mapping[int, Stage]:
+        return self._build.keywords["stages"]
+
+    def _objective_of(
+        self, numbers: Sequence[Sequence[int]], optimiser: Optimiser, is_stashed: bool
+    ) -> RunObjective:
+        """Return the loss of a run, from the microbatches of each batch."""
+        compared: Mapping[str, float | None] = {}
+        if (updates := self._intake.calls.updates) is not None:
+            compared = updates.of_run(optimiser)
+        loss, weight = self._objective.args
+        return RunObjective(
+            loss,
+            weight,
+            updates_of(self.program),
+            numbers,
+            is_stashed,
+            compared,
+            **self._objective.keywords,
+        )
+
+    def _execute(
+        self, call: TrainingCall, optimiser: Optimiser, is_stashed: bool
+    ) -> tuple[Record, dict[int, HeldCopies]]:
+        """Run the row of this rank; return its record, and the copies that its stages
+        held.
+        """
+        group = self._group
         sums = ReplicaSums(self.program, group, self._build.keywords["xp"])
         updating = Updating(
-            self.program, group.rank, stages, optimiser, is_stashed, sums
+            self.program, group.rank, self._stages, optimiser, is_stashed, sums
         )
         handlers = handlers_of(self.program.actions[group.rank], self._plan.is_half)
         handlers = self._framing.around(updating.handlers(handlers), self._deliver)
         executor = self._build(frame(self.program), handlers=handlers)
         if self.compiled is not None:
             executor.stages = self.compiled.begin_row(executor.actions)
-        # which would refuse a change in place that is meant
-        watch = mode().watch if is_stashed else None
+        here = mode()
+        if not is_stashed:  # the watch would refuse changes in place, which are meant
+            here = here._replace(watch=None)
         try:
-            with setting(current_mode, mode()._replace(watch=watch)):
+            with setting(current_mode, here):
                 record = executor.run(call)
             sums.finish()
         finally:
             copies = updating.finish()
-        losses = RunLosses(call.outputs, copies)
-        self._look_at(losses, group.rank)
-        record.begun = begun
-        record.left = perf_counter()
-        return losses, record
+        return record, copies
 
     def _deliver(self, executor: Executor, action: Action) -> None:
         """Run the LOSS: give all ranks the losses of all batches."""
         call = executor.call
         group = self._group
         root = self._intake.last_rank
-        numbers = call.objective.rows() if group.rank == root else None
+        numbers = None
+        if group.rank == root:
+            numbers = call.objective.rows()
         rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
         call.outputs = [BatchLoss(mean, losses) for mean, *losses in rows]
 
@@ -299,26 +329,21 @@ class Runs:
         """
         plan = self._plan
         m = plan.schedule.num_microbatches
-        count = m * num_batches if plan.built_as else m
+        count = m
+        if plan.built_as:
+            count = m * num_batches
         if num_batches < 1 or count % (num_batches * plan.replicas):
-            given = (
-                f"{counted(m, 'microbatch')} for a run of "
-                f"{counted(num_batches, 'batch')}"
-            )
-            message = (
-                f"{plan.schedule.name} has {given}; expected the same number of "
-                "microbatches for each batch."
-            )
             raise MicrobatchError(
                 "wrong-number",
-                f"{message} Pass such a table, or the name of a schedule.",
+                f"{plan.schedule.name} has {counted(m, 'microbatch')} for a run of "
+                f"{counted(num_batches, 'batch')}; expected the same number of "
+                "microbatches for each batch. Pass such a table, or the name of a "
+                "schedule.",
             )
         if self.program.num_microbatches != count:
             self.program = plan.program_of_run(count)
 
-    def _check_optimiser(
-        self, optimiser: Any, stages: Mapping[int, Stage], is_stashed: bool
-    ) -> None:
+    def _check_optimiser(self, optimiser: Any, is_stashed: bool) -> None:
         _OPTIMISER.of_class("run", optimiser)
         if type(optimiser).step is not Optimiser.step:
             raise ArgumentError(
@@ -329,7 +354,7 @@ class Runs:
             )
         modules = [
             *self._plan.model.modules(),
-            *(stage._forward for stage in stages.values()),
+            *(stage._forward for stage in self._stages.values()),
         ]
         if not is_stashed and (
             R in self.program.kinds
@@ -349,11 +374,8 @@ class Runs:
             return
         message = (
             f"The loss of microbatch {first} of the run is not finite. A schedule "
-            "without flushes has updated the"
-        )
-        message += (
-            " parameters since, before all ranks knew. A smaller learning rate often "
-            "helps."
+            "without flushes has updated the parameters since, before all ranks knew. "
+            "A smaller learning rate often helps."
         )
         if self._check_finite == "stop":
             raise NotFiniteError(Code.NOT_FOUND, message)
@@ -375,18 +397,19 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     >>> updates_of(schedules.two_buffered(2, 5))
     [[0, 1], [2, 3], [4]]
     """
-    found: dict[int, list[list[int]]] = {}
+    by_stage: dict[int, list[list[int]]] = {}
     changes = pairs_of(flow_of(table), with_away=True)
     for rank, row in enumerate(table.actions):
-        own: dict[int, list[list[int]]] = {}
+        local: dict[int, list[list[int]]] = {}
         for position, microbatches in applied(changes, rank).items():
-            own.setdefault(row[position].stage, []).append([*microbatches])
-        for stage, updates in own.items():  # each replica has a part of every update
-            of_all = zip_longest(found.get(stage, []), updates, fillvalue=list[int]())
-            found[stage] = [sorted(a + b) for a, b in of_all]
-    (first, updates), *others = sorted(found.items())
-    for stage, its in others:
-        if its != updates:
+            local.setdefault(row[position].stage, []).append([*microbatches])
+        for stage, updates in local.items():  # each replica has a part of every update
+            earlier = by_stage.get(stage, [])
+            pairs = zip_longest(earlier, updates, fillvalue=list[int]())
+            by_stage[stage] = [sorted(a + b) for a, b in pairs]
+    (first, updates), *others = sorted(by_stage.items())
+    for stage, other_updates in others:
+        if other_updates != updates:
             raise ScheduleError.of(
                 Code.UNSUPPORTED,
                 f"Stages {first} and {stage} of {table.name} update after different "
@@ -466,11 +489,11 @@ def _cut(
     each = len(numbers[0])
     parts = dict[int, Any]()
     for number, batch in enumerate(batches):
-        own = samples(batch, f"{noun} of batch {number}")
-        if own.is_cut and len(own.sizes) != each:
-            given = counted(len(own.sizes), "microbatch")
-            message = f"Batch {number} has {given}; expected {each}, as in all others."
+        whole = samples(batch, f"{noun} of batch {number}")
+        if whole.is_cut and len(whole.sizes) != each:
+            count = counted(len(whole.sizes), "microbatch")
+            message = f"Batch {number} has {count}; expected {each}, as in all others."
             raise MicrobatchError("wrong-number", message)
-        cut = own.cut(sizes_of(own.num_samples, each, own))
+        cut = whole.cut(sizes_of(whole.num_samples, each, whole))
         parts.update(zip(numbers[number], map(as_given, cut)))
     return Microbatches([parts[k] for k in sorted(parts)])

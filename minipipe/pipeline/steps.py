@@ -36,9 +36,9 @@ class Steps:
     Attributes
     ----------
     records : deque of Record
-        Of the last steps.
+        The records of the last steps.
     input_gradients : array, pytree or None
-        Of the last step.
+        The gradients of the inputs of the last step.
     """
 
     def __init__(
@@ -69,15 +69,14 @@ class Steps:
         assert self._trainer is not None
         return self._trainer
 
-    def run(self, call: str, given: TrainingCall, measures_memory: bool) -> None:
+    def run(self, call: TrainingCall, measures_memory: bool) -> None:
         """Run a step, and keep its record; its results are in the call.
 
         Parameters
         ----------
-        call : str
-            The method, for messages.
-        given : TrainingCall
+        call : TrainingCall
         measures_memory : bool
+            Whether the record also has the bytes held after each action.
 
         Raises
         ------
@@ -85,34 +84,34 @@ class Steps:
             Code ``unsupported``, inside another step, whose gradients would mix with
             these.
         """
-        trainer = self._trainer or self.trainer(call)
+        trainer = self._trainer or self.trainer(call.name)
         if trainer.call is not None and trainer.is_running:
             raise ArgumentError(
                 "unsupported",
-                f"{call}() was called during another training step of this pipeline, "
+                f"{call.name}() was called during another training step of this pipeline, "
                 "by a metric, a loss or a layer, and their gradients would mix. Call "
                 "it after that step; evaluate() and predict() may be called there on "
                 "one rank.",
             )
         begun = perf_counter()
         try:
-            record = self._run(trainer, given, measures_memory)
+            record = self._run(trainer, call, measures_memory)
         except BaseException:
             # a call that was refused leaves the steps before it as they are
-            if given.is_agreed:
+            if call.is_agreed:
                 self.records.clear()
             raise
         finally:
-            if given.is_computed:  # perhaps it is not finite
-                self.input_gradients = given.input_gradients
-        if isinstance(given.loss, PendingLoss):
-            self._pending.append(given.loss)
+            if call.is_computed:  # perhaps it is not finite
+                self.input_gradients = call.input_gradients
+        if isinstance(call.loss, PendingLoss):
+            self._pending.append(call.loss)
         record.begun = begun
         record.left = perf_counter()
         self.records.append(record)
 
     def _run(
-        self, trainer: Executor, given: TrainingCall, measures_memory: bool
+        self, trainer: Executor, call: TrainingCall, measures_memory: bool
     ) -> Record:
         meters = []
         if measures_memory:
@@ -121,8 +120,8 @@ class Steps:
             meters.append(MemoryMeter())
         # Frozen stages get no gradient back that shows that their sends, perhaps of the
         # inputs themselves, have finished.
-        finishes_sends = given.waits or self._schedule.first_backward_stage > 0
-        record = trainer.run(given, *meters, finishes_sends=finishes_sends)
+        finishes_sends = call.waits or self._schedule.first_backward_stage > 0
+        record = trainer.run(call, *meters, finishes_sends=finishes_sends)
         self._compiling.note(self._framing, trainer)
         return record
 

@@ -18,7 +18,7 @@ class TrainingCall:
     Attributes
     ----------
     name : str
-        The method, for messages.
+        The method.
     inputs, targets : object
         As the user has passed them.
     objective : BatchObjective
@@ -41,7 +41,7 @@ class TrainingCall:
     input_gradients : array, pytree or None
     loss : BatchLoss or PendingLoss
     outputs : array, pytree or None
-        Of a call without a loss.
+        The outputs of the model, if the call has no loss.
     """
 
     name: str
@@ -59,3 +59,10 @@ class TrainingCall:
     input_gradients: Any = None
     loss: BatchLoss | PendingLoss | None = None
     outputs: Any = None
+
+    @property
+    def label(self) -> str:
+        """The method, with the argument that all ranks must pass alike."""
+        if self.accumulates:
+            return f"{self.name}(accumulate=True)"
+        return self.name

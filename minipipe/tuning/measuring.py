@@ -32,10 +32,11 @@ from minipipe.core.schedules.action import F, I, W
 from minipipe.core.specs import COUNT
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
+from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.meter import MemoryMeter, persistent_arrays, roots_of
 from minipipe.execution.objective import BatchObjective, Loss
-from minipipe.execution.plan import Plan, build_stages, check_model
+from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.nn import Identity, Sequential
 from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch

@@ -38,8 +38,9 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.guard import run_job
-from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
+from minipipe.comm.job.host import core_times, launcher_of_ranks
 from minipipe.core.comm import objects
+from minipipe.core.comm.host import cores
 from minipipe.core.execution.executor import Executor, Handler, Handlers, Pending
 from minipipe.core.execution.record import Record
 from minipipe.core.nn.sequential import parameters_of
@@ -60,10 +61,11 @@ from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.core.specs import COUNT
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
+from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.meter import MemoryMeter
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums

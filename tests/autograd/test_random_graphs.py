@@ -169,11 +169,9 @@ def w_that_keeps_the_values_beside_its_own(patch: pytest.MonkeyPatch) -> None:
 def arrays_reused_after_i_although_w_needs_them(patch: pytest.MonkeyPatch) -> None:
     taken = WALK._taken
 
-    def released(
-        inputs: Any, plan: Any, saved: Any, gradient: Any, order: int, postponed: Any
-    ) -> Any:
+    def released(walk: Any, inputs: Any, plan: Any, saved: Any, postponed: Any) -> Any:
         before = set(postponed or ())
-        result = taken(inputs, plan, saved, gradient, order, postponed)
+        result = taken(walk, inputs, plan, saved, postponed)
         for node in set(postponed or ()) - before:
             node.saved = tuple(
                 np.zeros_like(each) if isinstance(each, np.ndarray) else each

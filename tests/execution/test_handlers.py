@@ -13,7 +13,8 @@ from minipipe.core.execution.executor import Executor
 from minipipe.core.schedules.action import L, O, R, U
 from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
-from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.building import build_stages
+from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import HANDLERS, handlers_of
 from minipipe.passes.framing import frame
 from minipipe.passes.shards import shard

@@ -23,7 +23,7 @@ from minipipe.errors import (
     RankError,
     ScheduleError,
 )
-from minipipe.execution.plan import build_stages
+from minipipe.execution.building import build_stages
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.pipeline.small_pipelines import mlp, on_ranks
 from tests.strategies import batch, build, split_backward, v_shaped

@@ -4,19 +4,19 @@ A rank that raises, exits or returns while others wait for it would leave them w
 for ever. So
 
 * an exception, or ``sys.exit(n)`` inside the with-block, aborts the job [1];
-* a rank whose program has finished announces its shutdown to all others (the "goodbye")
+* a rank whose program has finished announces its shutdown to all others
   [2], and finalises MPI once all ranks have done so [3];
-* a rank that is blocked on one that has said goodbye [4] complains to it, and the
-  complaint ends the job [5];
+* a rank that is blocked on one that has announced its shutdown [4] complains to it, and
+  the complaint ends the job [5];
 * a rank that has waited for too long asks all others for a report [6]; their watchdog
   threads answer [7]; a table of all ranks, with the rank that blocks the others, ends
   the job.
 
 The tags are repeated at the code, here and in ``mpi.py``::
 
-    rank 0   works … ends --- goodbye [2] ---> waits for goodbyes [3] ........ complaint [5]: prints it, aborts
+    rank 0   works … ends --- shutdown [2] --> waits for shutdowns [3] ....... complaint [5]: prints it, aborts
                                  |                                                 ^
-    rank 1   works … waits for rank 0 … notes the goodbye [4], still no message: complains
+    rank 1   works … waits for rank 0 … notes the shutdown [4], still no message: complains
     rank 2   works … waits for rank 3 … for too long: asks all [6] … rank 3 does not answer: prints it, aborts
                                            |          ^
     rank 4   works … waits for rank 3 …    `---> answers [7]
@@ -24,60 +24,47 @@ The tags are repeated at the code, here and in ``mpi.py``::
 
 from __future__ import annotations
 
-import atexit
-import functools
-import operator
 import os
 import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import filterfalse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import mpi4py
-
-# A group starts MPI, and MPIJob.leave finalises it after all goodbyes. An import alone
-# leaves no files behind.
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from mpi4py import MPI
-
-from minipipe.comm.job.host import cores, yield_core
-from minipipe.comm.job.meeting import FINALISING
-from minipipe.comm.job.process import DEFERENCE, RankProcess
-from minipipe.comm.job.reports import Patience, RankActivity, RankReport, Words
-from minipipe.comm.job.verdict import (
+from minipipe.comm.job.diagnosis import (
     STOPPED,
+    diagnosis,
     is_debugged,
     state_of,
-    titled,
-    verdict,
     waits_for_a_person,
 )
+from minipipe.comm.job.meeting import FINALISING
+from minipipe.comm.job.process import DEFERENCE, RankProcess
+from minipipe.comm.job.reports import RankReport, report_of
+from minipipe.core.comm.host import yield_core
+from minipipe.core.comm.mpi_process import MPI, MPIProcess
+from minipipe.core.comm.watch import Deadline, Words, titled
+from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
     from minipipe.core.comm.mpi import MPIGroup
 
-_MOST_CORES = 4096  # of a host
-# polls that do not even yield, if every rank of this host has a core of its own
-_SPINS = 50
 _LOOK = 0.1  # seconds between the polls of the watchdog thread
 _ANSWERS = 1.0  # seconds for answers; a rank without one by then is silent
 _PRECEDENCE = 2.5  # seconds in which a lower rank that has asked may end the job
 # tags on the job's own communicator
-_GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)
+_SHUTDOWN, _COMPLAINT, _QUESTION, _ANSWER = range(4)
 # process, whether its watchdog thread may use MPI, and host
 _PROCESS = struct.Struct("q?63s")
 _FINALISING = 5.0  # seconds that finalising may take, however short the timeout
 _LOOKS = 100  # polls of the other ranks during a timeout, by a rank that has finished
 
 
-class MPIJob:
-    """This process as one of an MPI job: how it ends, and which other ranks have
-    finished.
+class MPIJob(MPIProcess):
+    """This process as one of an MPI job that is watched: how it ends, and which other
+    ranks have finished.
 
     Parameters
     ----------
@@ -85,32 +72,20 @@ class MPIJob:
 
     Attributes
     ----------
-    activity : RankActivity
     departed : set of int
         The ranks that have announced their shutdown.
-    spins : int
-        How many polls at the beginning of a wait do not even yield the core.
     """
 
     def __init__(self, process: RankProcess) -> None:
         self.process = process
         process.end_all = MPI.COMM_WORLD.Abort
         process.is_consequence = lambda error: isinstance(error, MPI.Exception)
-        self.world = MPI.COMM_WORLD
+        super().__init__()
+        self.activity.unread = self._unread
         self.control = MPI.COMM_WORLD.Dup()
         self.others = set(range(self.world.size)) - {self.world.rank}
         self.departed: set[int] = set()
-        self.finalise: Callable[[], object] = MPI.Finalize  # after all goodbyes
-        self.timeout = 0.0  # the longest of all groups'
-        here = self.world.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of this host
-        self.spins = _SPINS if here.size <= _num_cores_of(here) else 0
-        here.Free()
-        # sends of all groups, each as its is_over()
-        self._unfinished: deque[Callable[[], bool]] = deque()
-        self._many = 16
-        self.groups: list[MPIGroup] = []
-        self.activity = RankActivity()
-        self.activity.unread = self._unread
+        self.finalise: Callable[[], object] = MPI.Finalize  # after all shutdowns
         self._processes = _processes(self.world)
         # this rank's sends on the job's own communicator
         self._letters: list[MPI.Request] = []
@@ -120,32 +95,22 @@ class MPIJob:
         self._attending = threading.Lock()
         self._sending = threading.Lock()
         self._silent_for: dict[int, float] = {}  # since how many seconds, by rank
-        self._watched: Patience | None = None
+        self._watched: Deadline | None = None
         self._is_left = threading.Event()
         self._has_mentioned_debugger = False
-        look_out = self._look_out
-        self._lookout = threading.Thread(target=look_out, name="lookout", daemon=True)
-        self._lookout.start()
+        self._watchdog = threading.Thread(
+            target=self._watch, name="watchdog", daemon=True
+        )
+        self._watchdog.start()
         os.register_at_fork(after_in_child=self._disown)
-        atexit.register(self.leave)
 
     def _disown(self) -> None:
         """In a forked child: leave MPI, and the end of the job, to the parent."""
         for group in self.groups:
-            group.disown()
-
-    # -- sends -------------------------------------------------------------------------
-
-    def keep(self, is_over: Callable[[], bool]) -> None:
-        """Hold a send, by its method, until it is over. The oldest are dropped one by
-        one; all when they are many.
-        """
-        self._unfinished.append(is_over)
-        while self._unfinished and self._unfinished[0]():
-            self._unfinished.popleft()
-        if len(self._unfinished) > self._many:
-            self._unfinished = deque(filterfalse(operator.call, self._unfinished))
-            self._many = 2 * len(self._unfinished) + 16
+            group.is_closed = True
+            group.under_way.clear()
+            group.posted.clear()
+            group._resources.pop_all()
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
         """Expect nothing more of lost ranks. Finalise in another way at the end."""
@@ -169,7 +134,7 @@ class MPIJob:
                 data = bytearray(status.Get_count(MPI.BYTE))
                 rank = status.source
                 self.control.Recv(data, rank, status.tag)
-                if status.tag == _GOODBYE:
+                if status.tag == _SHUTDOWN:
                     self.departed.add(rank)
                 elif status.tag == _COMPLAINT:
                     self._complaint = data.decode()
@@ -177,7 +142,7 @@ class MPIJob:
                     if data and rank < self.world.rank:
                         self._asked_at = time.perf_counter()
                     # [7]
-                    report = self.activity.report(self.world.rank)
+                    report = report_of(self.activity, self.world.rank)
                     self._send(rank, report.to_bytes(), _ANSWER)
                 else:
                     self._answers[rank] = RankReport.from_bytes(bytes(data))
@@ -188,7 +153,7 @@ class MPIJob:
         self._letters = [each for each in self._letters if not has_ended(each.Test)]
 
     def _unread(self) -> list[str]:
-        return [words for group in self.groups for words in group.unread()]
+        return [words for group in self.groups for words in _unread_in(group)]
 
     def _send(self, rank: int, data: bytes, tag: int) -> None:
         with self._sending:
@@ -196,7 +161,7 @@ class MPIJob:
             with suppress(MPI.Exception):  # that rank is lost
                 self._letters.append(self.control.Isend(data, rank, tag))
 
-    def _look_out(self) -> None:
+    def _watch(self) -> None:
         """Answer for this rank while it works; give up for it while it is blocked
         inside MPI.
         """
@@ -206,14 +171,14 @@ class MPIJob:
             with suppress(Exception):
                 if may_answer:
                     self.attend()
-                if (watched := self._watched) is not None and watched.look():
+                if (watched := self._watched) is not None and watched.poll():
                     self._judge_for(watched, may_answer)
 
-    def _judge_for(self, watched: Patience, may_answer: bool) -> None:
+    def _judge_for(self, watched: Deadline, may_answer: bool) -> None:
         """End the job, unless the awaited message has arrived meanwhile, or a rank is
         in a debugger.
         """
-        report = self.activity.report(self.world.rank)
+        report = report_of(self.activity, self.world.rank)
         reports: list[RankReport] | None = [report]
         if may_answer:
             reports = self.judge(lambda: self._watched is not watched)
@@ -225,16 +190,18 @@ class MPIJob:
             f"MessageError: Rank {who} has waited {report.seconds:.1f} s for "
             f"{report.awaited}."
         )
-        self.process.end("\n".join([waited, verdict(reports, self.activity.roles)]), 1)
+        self.process.end(
+            "\n".join([waited, diagnosis(reports, self.activity.roles)]), 1
+        )
 
     @contextmanager
     def watching(self, limit: float, peer: int | None, words: Words) -> Iterator[None]:
         """Let the watchdog thread end the job if this block, a call inside MPI, takes
         longer than ``limit`` s.
         """
-        patience = self._watched = Patience(limit)
+        deadline = self._watched = Deadline(limit)
         try:
-            with self.activity.waiting(patience, peer, words):
+            with self.activity.waiting(deadline, peer, words):
                 yield
         finally:
             self._watched = None
@@ -248,7 +215,9 @@ class MPIJob:
         If several ranks ask at once, the lowest one that may end the job proceeds, and
         the others wait for that.
         """
-        reports = [] if self._was_asked() else self._ask_all(may_end)
+        reports = []
+        if not self._was_asked():
+            reports = self._ask_all(may_end)
         if self._was_asked():
             self._attend_until(is_over, _PRECEDENCE)
             if is_over():
@@ -257,40 +226,88 @@ class MPIJob:
         if is_debugged(reports) and not self._has_mentioned_debugger:
             self._has_mentioned_debugger = True
             self.process.say(waits_for_a_person(reports, self.world.rank))
-        return None if is_over() or is_debugged(reports) else reports
+        if is_over() or is_debugged(reports):
+            return None
+        return reports
 
     def _was_asked(self) -> bool:
         return time.perf_counter() < self._asked_at + _PRECEDENCE
 
     def _attend_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        patience = Patience(seconds)
-        while not is_over() and not patience.look():
+        deadline = Deadline(seconds)
+        while not is_over() and not deadline.poll():
             self.attend()
             time.sleep(0.005)
 
     def _ask_all(self, may_end: bool) -> list[RankReport]:
         self._answers = {}
+        question = b"may end" * may_end
         for rank in self.others:
-            self._send(rank, b"may end" if may_end else b"", _QUESTION)
+            self._send(rank, question, _QUESTION)
         self._attend_until(lambda: len(self._answers) >= len(self.others), _ANSWERS)
         own = self.world.rank
-        answers = {own: self.activity.report(own), **self._answers}
+        answers = {own: report_of(self.activity, own), **self._answers}
         everyone = sorted({own, *self.others})
         return [answers.get(rank) or self._silent(rank) for rank in everyone]
 
     def _silent(self, rank: int) -> RankReport:
         pid, may_answer, host = self._processes[rank]
-        place = state_of(pid) if host == socket.gethostname() else ""
+        place = ""
+        if host == socket.gethostname():
+            place = state_of(pid)
         if not may_answer and place != STOPPED:
             place = "perhaps busy: with this MPI a rank answers only while it waits"
         return RankReport(rank, pid, host, place=place, is_silent=True)
 
-    def complain(self, rank: int, text: str) -> None:
+    # -- a wait that lasts ---------------------------------------------------------
+
+    def during_wait(self, peer: int, waited: Words) -> Callable[[], object]:
+        """Return a function that answers other ranks, and notices that the peer has
+        exited without sending.
+        """
+        is_gone = False
+
+        def look() -> None:
+            nonlocal is_gone
+            self.attend()
+            # and still no message, a while after its shutdown handshake
+            if is_gone:
+                who = titled(peer, self.activity.roles)
+                sentence = f"{waited()}; but rank {who} has exited."
+                self._complain(peer, sentence)
+                raise MessageError("rank-lost", sentence)
+            is_gone = peer in self.departed  # [4]
+
+        return look
+
+    def give_up(self, waited: str, is_over: Callable[[], bool]) -> None:
+        """Raise a timeout that names the rank to blame; return if the wait is to
+        continue.
+        """
+        reports = self.judge(is_over)
+        if reports is not None:
+            lines = diagnosis(reports, self.activity.roles)
+            raise MessageError("timeout", f"{waited}.\n{lines}")
+
+    def _complain(self, rank: int, text: str) -> None:
         """Tell a rank that has finished that this one is blocked on it; that rank ends
         the job.
         """
         self._send(rank, text.encode(), _COMPLAINT)
         time.sleep(DEFERENCE)  # it knows its exit code, and ends this rank meanwhile
+
+    def describe(self, role: str) -> None:
+        """Set the program's name for this rank, for messages about its end."""
+        self.process.describe(role)
+
+    def end_by(self, error: BaseException) -> None:
+        """End all ranks with a message; a forked child ends alone."""
+        if not self.process.is_over:
+            self.process.end_by(error)
+
+    def abort(self, code: int) -> NoReturn:
+        """End every rank at once, with this exit code (1 instead of 0)."""
+        self.process.abort(code)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -301,9 +318,9 @@ class MPIJob:
         if self.process.is_over or MPI.Is_finalized():
             return
         try:
-            self._wait_for_goodbyes()
+            self._shut_down_together()
             self._is_left.set()
-            self._lookout.join()
+            self._watchdog.join()
             for group in self.groups:
                 group.withdraw()
             self.process.descriptors.restore()
@@ -316,24 +333,25 @@ class MPIJob:
         except BaseException as error:
             self.process.end_by(error)
 
-    def _wait_for_goodbyes(self) -> None:
+    def _shut_down_together(self) -> None:
         self.activity.has_ended = True
         for rank in self.others:
-            self._send(rank, b"", _GOODBYE)  # [2]
-        patience = Patience(max(self.timeout / _LOOKS, _ANSWERS))
+            self._send(rank, b"", _SHUTDOWN)  # [2]
+        deadline = Deadline(max(self.timeout / _LOOKS, _ANSWERS))
         pause = 50e-6
         while not self.others <= self.departed:  # [3]
             self.attend()
             if self._complaint:  # [5]
                 exited = f"This rank exited early{self.process.exit_place}"
+                words = f"{exited}. {self._complaint}"
                 last = self.activity.words()
-                action = f" Its last action was {last}." if last else ""
-                words = f"{exited}. {self._complaint}{action}"
+                if last:
+                    words += f" Its last action was {last}."
                 self.process.end(words, self.process.exit_code)
-            if patience.look():
-                self._end_if_one_is_silent(patience.limit)
-                patience.renew()
-            self._unfinished = deque(filterfalse(operator.call, self._unfinished))
+            if deadline.poll():
+                self._end_if_one_is_silent(deadline.limit)
+                deadline.renew()
+            self._drop_finished()
             if self._unfinished:
                 yield_core()  # their bytes may move only while this rank is inside MPI
                 continue
@@ -351,21 +369,8 @@ class MPIJob:
         self._silent_for = {rank: s + pause + _ANSWERS for rank, s in before.items()}
         if any(seconds > self.timeout for seconds in self._silent_for.values()):
             waited = "This rank has finished and waits for the others."
-            text = "\n".join([waited, verdict(reports, self.activity.roles)])
+            text = "\n".join([waited, diagnosis(reports, self.activity.roles)])
             self.process.end(text, self.process.exit_code)
-
-
-def start_mpi() -> None:
-    """Start MPI with the thread support that ``mpi4py.rc``, or its environment
-    variable, requests. Collective.
-    """
-    if MPI.Is_initialized():  # the program has imported mpi4py itself
-        return
-    if mpi4py.rc.threads:
-        level = f"THREAD_{mpi4py.rc.thread_level}".upper()
-        MPI.Init_thread(getattr(MPI, level, MPI.THREAD_MULTIPLE))
-    else:
-        MPI.Init()
 
 
 def has_ended(is_over: Callable[[], bool]) -> bool:
@@ -376,15 +381,21 @@ def has_ended(is_over: Callable[[], bool]) -> bool:
         return True
 
 
-def _num_cores_of(ranks: MPI.Comm) -> int:
-    """Return how many cores the ranks of a host have together; each may be bound to its
-    own. Collective.
+def _unread_in(group: MPIGroup) -> list[str]:
+    """Describe the messages that have arrived in a group and for which no receive is
+    posted.
     """
-    has_core = bytearray(_MOST_CORES)
-    for core in cores():
-        has_core[core % _MOST_CORES] = 1
-    ranks.Allreduce(MPI.IN_PLACE, has_core, MPI.BOR)
-    return sum(has_core)
+    found = []
+    status = MPI.Status()
+    first = group.mpi_tag(0)  # those below are the library's own
+    for source, world_rank in enumerate(group.world_ranks):
+        has_arrived = not group.is_closed and group.comm.Iprobe(
+            source, MPI.ANY_TAG, status
+        )
+        if has_arrived and status.tag >= first:
+            tag = status.tag - first
+            found.append(f"a message with tag {tag} from rank {world_rank}")
+    return found
 
 
 def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
@@ -397,11 +408,3 @@ def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
     world.Allgather(_PROCESS.pack(os.getpid(), may_answer, host), everybody)
     found = _PROCESS.iter_unpack(everybody)
     return [(pid, may, host.rstrip(b"\0").decode()) for pid, may, host in found]
-
-
-@functools.cache
-def the_job(process: RankProcess) -> MPIJob:
-    """Return the job of this process. MPI exists once in a process, and so does
-    this.
-    """
-    return MPIJob(process)

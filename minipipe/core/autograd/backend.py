@@ -31,14 +31,16 @@ Shape = tuple[int, ...]
 
 def array_module(array: Array) -> ModuleType:
     """Return the module that the array belongs to: NumPy, CuPy or one that follows the
-    array API standard.
+    array API standard; NumPy for None.
     """
     if isinstance(array, np.ndarray):
         return np
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     cupy = sys.modules.get("cupy")  # an array of CuPy's means that somebody imported it
-    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return cupy
+    return np
 
 
 def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +130,7 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         of tensors: NumPy would make one array of them, without their graphs.
     """
     if isinstance(data, float | int):
-        return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
+        return array_module(like).asarray(data, dtype=dtype)
     is_subclass = isinstance(data, np.ndarray) and type(data) not in _PLAIN
     if is_subclass and not hasattr(data, "note_call"):
         raise TensorError(
@@ -152,14 +154,16 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
             "nn.Take('x') selects one of them, nn.On('x', layer) calls a layer with "
             "it; functional.stack combines them into one tensor.",
         )
-    return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
+    return array_module(like).asarray(data, dtype=dtype)
 
 
 def numpy_dtype(dtype: Any) -> np.dtype:
     """Return NumPy's dtype of the same name as one of any module."""
     if isinstance(dtype, np.dtype):
         return dtype
-    return np.dtype(dtype if isinstance(dtype, type) else str(dtype).rsplit(".", 1)[-1])
+    if isinstance(dtype, type):
+        return np.dtype(dtype)
+    return np.dtype(str(dtype).rsplit(".", 1)[-1])
 
 
 def num_bytes(array: Array) -> int:
@@ -521,8 +525,8 @@ def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
     After an overflow in half precision opposite infinities may be added: no warning,
     since a loss scale detects them.
     """
-    found = [gradient for gradient in gradients if gradient is not None]
-    return sum(found[1:], found[0]) if found else None
+    present = [gradient for gradient in gradients if gradient is not None]
+    return sum(present[1:], present[0]) if present else None
 
 
 # -- devices ---------------------------------------------------------------------------
@@ -605,7 +609,7 @@ def values(array: Array) -> np.ndarray:
     trace.
     """
     if hasattr(array, "note_call") and array.trace is not None:
-        array.trace.spoil("reads a value")
+        array.trace.graph_break("reads a value")
         return to_numpy(array.plain)
     return to_numpy(array)
 

@@ -72,12 +72,7 @@ class Value(NamedTuple):
                 f"The gradient of {name} is {function!r:.60}; expected a function "
                 f"that names what it needs: {name}=lambda {GRADIENT}, …: …",
             ) from None
-        names = [
-            one.name
-            if one.kind <= one.POSITIONAL_OR_KEYWORD
-            else f"the {one.kind.description} {one.name}"
-            for one in parameters
-        ]
+        names = list(map(_described, parameters))
         needs = names[1:]
         takes_shape = SHAPE in needs and needs.pop() == SHAPE
         if names[:1] != [GRADIENT] or SHAPE in needs:
@@ -172,7 +167,7 @@ class Operation:
         self, /, *others: object, **gradients: Callable[..., Array]
     ) -> None:
         """Set the gradient of each input; see :func:`minipipe.op`."""
-        _refuse_unnamed("gradients", self.inputs[0] if self.inputs else "x", others)
+        _refuse_unnamed("gradients", (*self.inputs, "x")[0], others)
         for name, function in gradients.items():
             self.steps[name] = self._checked(Value.of(name, function), self.inputs)
 
@@ -315,10 +310,11 @@ class Plans(dict[int, "Plan"]):
 Arguments = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
-Step = tuple[Callable[..., Array], int | None, Arguments | None, Value]
-"""How a walk computes one contribution: a function of the gradient; of the gradient and
-the value at a place; or of the gradient, several values and perhaps the shape of the
-input. Values are what a node kept, and what gradients share."""
+Step = tuple[int, Callable[..., Array], int | None, Arguments | None, Value]
+"""How a walk computes one contribution: the number of the input, and a function of the
+gradient; of the gradient and the value at a place; or of the gradient, several values
+and perhaps the shape of the input. Values are what a node kept, and what gradients
+share."""
 
 
 class Plan:
@@ -363,7 +359,8 @@ class Plan:
         gradients: Sequence[Value],
         names: Sequence[str] | None = None,
     ) -> None:
-        self.operation, self._gradients = operation, gradients
+        self.operation = operation
+        self._gradients = gradients
         needed = {name for value in gradients for name in value.needs}
         computed: list[Value] = []
         for value in reversed(operation.shared.values()):
@@ -383,16 +380,16 @@ class Plan:
             functions.append((value.function, _getter(self._values, value.needs)))
             self._values.append(value.name)
         self.shared = tuple(functions)
-        self.steps = tuple(self._step(value) for value in gradients)
+        self.steps = tuple(self._step(*numbered) for numbered in enumerate(gradients))
         self._halves: dict[tuple[bool, ...], tuple[Plan, list[Plan]]] = {}
 
-    def _step(self, value: Value) -> Step:
+    def _step(self, number: int, value: Value) -> Step:
+        place = arguments = None
         if len(value.needs) == 1 and not value.takes_shape:
-            return value.function, self._values.index(value.needs[0]), None, value
-        arguments = None
-        if value.needs or value.takes_shape:
+            place = self._values.index(value.needs[0])
+        elif value.needs or value.takes_shape:
             arguments = _getter(self._values, value.needs)
-        return value.function, None, arguments, value
+        return number, value.function, place, arguments, value
 
     def values(self, gradient: Array, kept: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what was kept, and behind it what the gradients share."""
@@ -441,9 +438,16 @@ def _refuse_unnamed(method: str, example: str, others: tuple[object, ...]) -> No
         )
 
 
+def _described(parameter: inspect.Parameter) -> str:
+    if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD:
+        return parameter.name
+    return f"the {parameter.kind.description} {parameter.name}"
+
+
 def _as_operand(parameter: inspect.Parameter) -> inspect.Parameter:
-    is_optional = parameter.default is None
-    return parameter.replace(annotation="Operand | None" if is_optional else "Operand")
+    if parameter.default is None:
+        return parameter.replace(annotation="Operand | None")
+    return parameter.replace(annotation="Operand")
 
 
 def _check_parameters(

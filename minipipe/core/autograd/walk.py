@@ -23,9 +23,9 @@ from heapq import heappop
 from typing import Any
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.backend import Array, Shape
 from minipipe.core.autograd.graph import CUSTOM, BackwardWalk, Node, Saved
-from minipipe.core.autograd.operation import Operation, Plan, Value
+from minipipe.core.autograd.operation import Plan, Value
 from minipipe.core.errors import TensorError
 
 
@@ -76,25 +76,20 @@ def _pass_gradients(walk: BackwardWalk, postponed: dict[Node, Array] | None) -> 
         values = node.saved
         # as in Node.release, whose call takes as long as a step
         if type(node) is Node and plan is not None:
-            node.inputs = ()
+            node.inputs = node.saved = ()
             node.plan = None
-            node.saved = ()
         else:
             inputs, plan, values = node.release(gradient)
         # before anything is computed: the last one is freed
         walk.order = node.order
         walk.gradient = gradient
         if type(values) is not tuple or postponed is not None:
-            inputs, plan, values = _taken(
-                inputs, plan, values, gradient, node.order, postponed
-            )
+            inputs, plan, values = _taken(walk, inputs, plan, values, postponed)
         elif plan.shared:
             values = plan.values(gradient, values)
         walk.values = values
-        number = 0
-        for function, place, arguments, value in plan.steps:
+        for number, function, place, arguments, value in plan.steps:
             parent = inputs[number]
-            number += 1  # noqa: SIM113 (enumerate and zip take as long as a small gradient)
             if place is not None:  # [3]
                 contribution = function(gradient, values[place])
             elif arguments is None:
@@ -104,30 +99,26 @@ def _pass_gradients(walk: BackwardWalk, postponed: dict[Node, Array] | None) -> 
             else:
                 contribution = function(gradient, *arguments(values))
             try:
-                fits = (
-                    contribution.dtype is parent.dtype
-                    and contribution.shape == parent.shape
-                )
+                fits = contribution.dtype is parent.dtype
+                fits = fits and contribution.shape == parent.shape
             except AttributeError:  # None, or a number
                 fits = False
             if not fits:
-                contribution = _fitted(
-                    contribution, parent, plan.operation, value, values[place or 0 :]
-                )
+                contribution = _fitted(contribution, parent, plan, value, values, place)
             parent.add(contribution, walk)  # [4]
 
 
 def _taken(
+    walk: BackwardWalk,
     inputs: Sequence[Node],
     plan: Plan,
     saved: Saved,
-    gradient: Array,
-    order: int,
     postponed: dict[Node, Array] | None,
 ) -> tuple[Sequence[Node], Plan, tuple[Any, ...]]:
     """Return the steps to compute now, with all their values, and leave those to the
     weight side, as a node.
     """
+    gradient = walk.gradient
     kept = saved if isinstance(saved, tuple) else saved.take()
     is_activation = tuple([node.is_activation for node in inputs])
     if postponed is None or all(is_activation):
@@ -137,9 +128,11 @@ def _taken(
     if others:
         later = min((later, *others), key=lambda one: _num_bytes(one.keep(values)))
     needed = later.keep(values)
-    for_weights = needed if isinstance(saved, tuple) else saved.part(needed)
+    for_weights: Saved = needed
+    if not isinstance(saved, tuple):
+        for_weights = saved.part(needed)
     weights = [node for node in inputs if not node.is_activation]
-    postponed[Node(later, weights, for_weights, order)] = gradient
+    postponed[Node(later, weights, for_weights, walk.order)] = gradient
     return [node for node in inputs if node.is_activation], now, values
 
 
@@ -152,38 +145,33 @@ def _num_bytes(values: tuple[Any, ...]) -> int:
 def _fitted(
     contribution: Any,
     parent: Node,
-    operation: Operation,
+    plan: Plan,
     value: Value,
     values: tuple[Any, ...],
+    place: int | None,
 ) -> Array:
     """Return a contribution that does not have the shape and dtype of the parent:
     summed, or refused.
 
     NumPy would broadcast or promote it in silence.
     """
-    name = f"The gradient of {value.name} in {operation.name}"
-    kind = "it"
+    operation = plan.operation
     if operation is CUSTOM[0].operation:
-        vjp = values[0]
-        kind = "a vjp"
+        vjp = values[place or 0]
         name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
+        kind = "a vjp"
+    else:
+        name = f"The gradient of {value.name} in {operation.name}"
+        kind = "it"
     if not hasattr(contribution, "shape"):
-        advice = "Compute with arrays, from g"
-        if contribution is None:
-            advice = "Add its `return`"
-        message = (
-            f"{name} returned {contribution!r:.60}; expected the gradient, an array. "
-            f"{advice}."
-        )
-        raise TensorError("missing", message)
-    returned = f"{name} returned a gradient of"
+        raise _no_array(name, contribution)
     dtype = backend.numpy_dtype(contribution.dtype)
     if parent.dtype is not None and dtype != backend.numpy_dtype(parent.dtype):
         raise TensorError(
             "dtype",
-            f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} "
-            "must return the dtype of its input. Convert the result, or the constant "
-            "that has changed the dtype.",
+            f"{name} returned a gradient of {contribution.dtype} for an input of "
+            f"{parent.dtype}: {kind} must return the dtype of its input. Convert the "
+            "result, or the constant that has changed the dtype.",
         )
     if parent.shape is None or contribution.shape == parent.shape:
         return contribution
@@ -191,14 +179,29 @@ def _fitted(
     may_be_broadcast = operation.is_broadcast and len(lengths) == len(parent.shape)
     if may_be_broadcast and all(n in (1, m) for n, m in lengths):
         return backend.unbroadcast(contribution, parent.shape)
-    message = (
-        f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: "
-        f"{kind} must return the"
+    raise _wrong_shape(name, kind, contribution.shape, parent.shape)
+
+
+def _no_array(name: str, contribution: Any) -> TensorError:
+    advice = "Compute with arrays, from g"
+    if contribution is None:
+        advice = "Add its `return`"
+    return TensorError(
+        "missing",
+        f"{name} returned {contribution!r:.60}; expected the gradient, an array. "
+        f"{advice}.",
     )
+
+
+def _wrong_shape(name: str, kind: str, shape: Shape, expected: Shape) -> TensorError:
     advice = "if the input was broadcast, sum over those axes"
     if kind == "it":
         advice = (
             "name `shape`, last, to get it; if the inputs are broadcast, say "
             "op(is_broadcast=True)"
         )
-    raise TensorError("shape", f"{message} shape of its input ({advice}).")
+    return TensorError(
+        "shape",
+        f"{name} returned a gradient of shape {shape} for an input of shape "
+        f"{expected}: {kind} must return the shape of its input ({advice}).",
+    )

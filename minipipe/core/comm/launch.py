@@ -5,35 +5,26 @@ ranks that are threads.
 from __future__ import annotations
 
 import contextvars
-import faulthandler
-import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from minipipe.comm.job.host import (
-    RANK,
+from minipipe.core.comm.host import (
     keep_freed_memory,
-    launcher_number,
     limit_blas_threads,
     num_ranks,
 )
-from minipipe.comm.job.reports import exit_code_of
 from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.core.comm.thread import ThreadGroup
+from minipipe.core.comm.watch import exit_code_of, the_watch
 from minipipe.core.errors import LaunchError, RankError
 from minipipe.core.familiar import explain, with_hints
 from minipipe.core.specs import Spec
-
-if TYPE_CHECKING:
-    from minipipe.comm.job.process import RankProcess
-
 
 Result = TypeVar("Result")
 _GRACE = 5.0  # seconds that the other threads have to stop after one has failed
@@ -62,7 +53,9 @@ class OneRankGroup(ThreadGroup):
         super().__init__(Switchboard(1, take_turns=False), [0], 0, timeout)
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
-        return OneRankGroup(self.timeout) if members else None
+        if not members:
+            return None
+        return OneRankGroup(self.timeout)
 
 
 @with_hints
@@ -84,7 +77,7 @@ def init_process_group(
     ----------
     timeout : float, optional
         Seconds that a rank waits for another before the job ends, with a table of the
-        state of every rank and the rank that blocks the others. By default the variable
+        state of every rank and the rank that blocks the others. The default is the variable
         ``MINIPIPE_TIMEOUT``, or 300; may be infinite. The clock stops while a rank is
         in a debugger or the whole job is suspended. Starting may take 10 s in any case.
     blas_threads : int
@@ -122,21 +115,22 @@ def init_process_group(
 
 
 def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup:
-    several = f"{started} ranks" if started else "several ranks"
+    several = f"{started or 'several'} ranks"
     if sys.platform == "win32":
         raise LaunchError(
             "unavailable",
             f"A launcher started {several}; on Windows use spawn, whose ranks are "
             "threads.",
         )
-    process = _this_process(started or 0)
+    watch = the_watch()
+    watch.join(started or 0)
     # not earlier: from now on one rank reports an error of all
     timeout = chosen_timeout(given_timeout)
     try:
-        with process.starting(max(timeout, _START)):
+        with watch.starting(max(timeout, _START)):
             from minipipe.core.comm import mpi
 
-            group = mpi.world_group(process, timeout)
+            group = mpi.world_group(timeout)
     except ImportError as error:
         raise LaunchError(
             "unavailable",
@@ -152,22 +146,6 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
             "or rebuild mpi4py: pip install --no-binary mpi4py mpi4py.",
         )
     return group
-
-
-@functools.cache
-def _this_process(size: int) -> RankProcess:
-    """Return this process as a rank. From now on it reports why it ends, and ends the
-    others.
-    """
-    from minipipe.comm.job.meeting import line_to_witness  # not on Windows
-    from minipipe.comm.job.process import RankProcess
-
-    rank = launcher_number(os.environ, RANK)
-    with suppress(Exception):  # stderr may not be a file
-        if not faulthandler.is_enabled():
-            # a crash in compiled code shows the Python lines that led there
-            faulthandler.enable(all_threads=False)
-    return RankProcess(rank, line_to_witness(rank, size, os.environ))
 
 
 # -- ranks that are threads ------------------------------------------------------------
@@ -230,38 +208,54 @@ def spawn(
     results: list[Any] = [None] * num_ranks
 
     def run(rank: int) -> None:
-        switchboard.activities[rank].thread = threading.get_ident()
-        try:
-            with ThreadGroup(switchboard, members, rank, limit) as group:
-                switchboard.wait(rank, Wait(lambda: True, lambda: "its turn"), limit)
-                results[rank] = contextvars.Context().run(function, group)
-        except Cancelled:
-            pass
-        except BaseException as error:
-            explain(error)
-            # at once: fail() may wait for the lock
-            switchboard.activities[rank].has_ended = True
-            # as under MPI, a rank that leaves with 0 has returned
-            if exit_code_of(error):
-                switchboard.fail(rank, error)
-        finally:
-            switchboard.leave(rank)
+        with ThreadGroup(switchboard, members, rank, limit) as group:
+            switchboard.wait(rank, Wait(lambda: True, lambda: "its turn"), limit)
+            results[rank] = contextvars.Context().run(function, group)
 
     threads = [
-        threading.Thread(target=run, args=(r,), name=f"rank {r}", daemon=True)
-        for r in range(num_ranks)
+        threading.Thread(
+            target=_run_rank,
+            args=(run, rank, switchboard),
+            name=f"rank {rank}",
+            daemon=True,
+        )
+        for rank in members
     ]
     with limit_blas_threads(blas_threads):
         for thread in threads:
             thread.start()
         _join(threads, switchboard)
     if switchboard.failure is not None:
-        rank, error = switchboard.failure
-        role = switchboard.activities[rank].roles.get(rank)
-        which = f"a thread: {role}" if role else "a thread"
-        error.add_note(f"raised on rank {rank} of {num_ranks} ({which})")
-        raise error
+        raise _noted(*switchboard.failure, switchboard)
     return results
+
+
+def _run_rank(run: Callable[[int], None], rank: int, switchboard: Switchboard) -> None:
+    """Run a rank in this thread, and let the switchboard know how it ends."""
+    switchboard.activities[rank].thread = threading.get_ident()
+    try:
+        run(rank)
+    except Cancelled:
+        pass
+    except BaseException as error:
+        explain(error)
+        # at once: fail() may wait for the lock
+        switchboard.activities[rank].has_ended = True
+        # as under MPI, a rank that leaves with 0 has returned
+        if exit_code_of(error):
+            switchboard.fail(rank, error)
+    finally:
+        switchboard.leave(rank)
+
+
+def _noted(rank: int, error: BaseException, switchboard: Switchboard) -> BaseException:
+    """Return the error of a rank, with a note that names the rank."""
+    which = "a thread"
+    role = switchboard.activities[rank].roles.get(rank)
+    if role:
+        which = f"a thread: {role}"
+    error.add_note(f"raised on rank {rank} of {len(switchboard.everyone)} ({which})")
+    return error
 
 
 def _join(threads: list[threading.Thread], switchboard: Switchboard) -> None:

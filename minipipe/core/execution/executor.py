@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from itertools import takewhile
 from threading import get_ident
 from time import perf_counter
 from types import ModuleType
@@ -46,7 +47,9 @@ Handlers = Mapping[str, Handler]
 """Handlers by kind of action."""
 
 _ROLES = {"out": "x", "grad out": "g", "back": "graph", "rebuilt": "graph"}
-"""A value by another name, for handlers."""
+"""The parameters of handlers for values of other names."""
+
+_CONTENTS = {Direction.FORWARD: "activations", Direction.BACKWARD: "gradient"}
 
 # The executor is an argument: a step that closed over it would keep all parameters
 # alive after their last use.
@@ -110,19 +113,19 @@ class Executor:
     Parameters
     ----------
     program : Program
-        A legal one, of all ranks.
+        A legal program of all ranks.
     stages : mapping of int to Stage
         This rank's stages, by index.
     group : ProcessGroup
     xp : module
         The array module to compute with.
     handlers : mapping of str to function
-        By kind of instruction, such as ``core/execution/handlers.py`` has them.
+        The handler of each kind of instruction, such as in ``core/execution/handlers.py``.
     observers : sequence of Observer
-        Of every run.
+        The observers of every run.
     run_schedule : function, optional
-        ``(executor, steps)``: runs the schedule of a batch in another way than step by
-        step.
+        ``(executor, steps)``: replaces :meth:`run_eagerly`, for instance by a compiled
+        row.
 
     Attributes
     ----------
@@ -137,15 +140,15 @@ class Executor:
         Messages that have come before their RECV: an earlier attempt to run the row
         took them.
     sends : list of Request
-        Not finished.
+        The sends that have not finished.
     bindings : list of Binding
         The row, with handlers and values.
     actions : sequence of Action
-        The schedule in it.
+        The schedule in the row: its actions of stages.
     record : Record
-        Of the current run.
+        The record of the current run.
     observers : sequence of Observer
-        Of the current run.
+        The observers of the current run.
 
     Raises
     ------
@@ -173,41 +176,23 @@ class Executor:
         self.stages = stages
         self.group = group
         self.xp = xp
-        self.allocate = (
-            xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
-        )
+        self.allocate = backend.empty_on_host(xp)
+        if group.takes_device_arrays:
+            self.allocate = xp.empty
         self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
         self.background: list[Background] = []
         self.early: dict[Value, Any] = {}
         self._name = group.name_of_program()
-        self._sent_at = partial(
-            _sent_at, [_schedule_of(row) for row in program.actions]
-        )
-        row = program.numbered[group.rank]
-        self._row = _schedule_of(program.actions[group.rank])
-        self.actions = _schedule_of(row)
+        rows = list(map(_schedule_of, program.actions))
+        self._sent_at = partial(_sent_at, rows)
+        self._row = rows[group.rank]  # as it is printed
         self._values: dict[Any, Any] = {}  # all but the graphs
-        messages = (action for action in self.actions if action.kind.is_communication)
-        self.routes = {action: Route.of(program, action) for action in messages}
         self.observers = self._observers = observers
         self._run_schedule = run_schedule
-        self._parameters = {
-            handler: [*inspect.signature(handler).parameters][2:]
-            for handler in {*handlers.values()}
-        }
-        self.bindings = [
-            self._bound(handlers, *numbered) for numbered in enumerate(row)
-        ]
-        steps = [self._step(binding) for binding in self.bindings]
-        begin = next(
-            (i for i, action in enumerate(row) if not action.kind.declaration.of_rank),
-            len(row),
-        )
-        end = begin + len(self.actions)
-        self._before = steps[:begin]
-        self._steps = steps[begin:end]
-        self._after = steps[end:]
-        self.sends: list[Request] = []  # not finished
+        self._bind(program.numbered[group.rank], handlers)
+        messages = (action for action in self.actions if action.kind.is_communication)
+        self.routes = {action: Route.of(program, action) for action in messages}
+        self.sends: list[Request] = []
         self._thread = get_ident()  # of the current run
         self.forget()
 
@@ -217,17 +202,15 @@ class Executor:
         """Run the row once. Collective: every rank runs its own, and exchanges messages
         with neighbouring stages.
 
-        Sends that do not have to finish now finish, at the latest, at the end of the
-        next run.
-
         Parameters
         ----------
         call : Batch or object
-            The batch; or, if the row begins with a handshake, the arguments of which
-            that makes a batch.
+            The batch; or, if the row begins with a handshake, the arguments from which
+            the handshake makes a batch.
         *observers : Observer
-            Of the schedule in this run.
+            Further observers of the schedule in this run.
         finishes_sends : bool
+            Whether to wait for all sends at the end, or only for sends of earlier runs.
         """
         steps = self._steps
         observers = (*self._observers, *observers)
@@ -244,7 +227,7 @@ class Executor:
                 step(self)
             self._thread = get_ident()
         except BaseException:
-            # of a run in another thread, which is a reason for a refusal
+            # A run in another thread may be going on: then this one was refused.
             self.call, self.batch = earlier
             raise
         try:
@@ -300,8 +283,9 @@ class Executor:
 
     def fail(self, error: BaseException) -> None:
         """Give an error a note of the place, and leave no half of a gradient."""
-        for stage in () if self.program.is_forward_only else self.stages.values():
-            stage.begin()
+        if not self.program.is_forward_only:
+            for stage in self.stages.values():
+                stage.begin()
         del self.sends[self._num_earlier :]
         if (action := self.group.activity.current) is not None:
             error.add_note(
@@ -343,6 +327,25 @@ class Executor:
 
     # -- binding -----------------------------------------------------------------------
 
+    def _bind(self, row: Sequence[Action], handlers: Handlers) -> None:
+        """Make a function of each action of the row: the schedule of the batch, and the
+        actions of the rank before and after it.
+        """
+        self._parameters = {
+            handler: [*inspect.signature(handler).parameters][2:]
+            for handler in {*handlers.values()}
+        }
+        self.bindings = [
+            self._bound(handlers, *numbered) for numbered in enumerate(row)
+        ]
+        self.actions = _schedule_of(row)
+        steps = list(map(self._step, self.bindings))
+        begin = len(list(takewhile(_is_of_rank, row)))
+        end = begin + len(self.actions)
+        self._before = steps[:begin]
+        self._steps = steps[begin:end]
+        self._after = steps[end:]
+
     def _bound(self, handlers: Handlers, position: int, action: Action) -> Binding:
         """Return an action with its handler and values."""
         handler = handlers.get(action.kind)
@@ -354,7 +357,7 @@ class Executor:
             raise ScheduleError.of(
                 Code.NAME, f"{message}. Run the schedule without such actions."
             )
-        takes, given = self._values_of(position)
+        takes, gives = self._values_of(position)
         names = self._parameters[handler]
         taken = [name for name in names if name in takes]
         assert taken == names[: len(taken)], (
@@ -366,9 +369,9 @@ class Executor:
             handler,
             takes=[takes[name] for name in taken],
             gives=[
-                (place, given[name])
+                (place, gives[name])
                 for place, name in enumerate(returned)
-                if name in given
+                if name in gives
             ],
             is_only=len(returned) == 1,
         )
@@ -380,27 +383,27 @@ class Executor:
         action, handler, _, _, is_only = binding
         stage = action.stage
         is_timed = binding.is_timed
-        wanted = [(self._dict_of(value), value) for value in binding.takes]
-        kept_ones = [
-            (place, self._dict_of(value), value) for place, value in binding.gives
-        ]
-        now = perf_counter if self.xp is np else partial(_time_on, self.xp)
+        takes = [(self._dict_of(value), value) for value in binding.takes]
+        gives = [(place, self._dict_of(value), value) for place, value in binding.gives]
+        now = perf_counter
+        if self.xp is not np:
+            now = partial(_time_on, self.xp)
 
         def step(executor: Executor) -> None:
             values = []
-            for kept, key in wanted:
-                value = kept.pop(key)  # [4]
+            for store, key in takes:
+                value = store.pop(key)  # [4]
                 if isinstance(value, Pending):
                     value = value.wait()
                 values.append(value)
             if is_timed:
                 start = perf_counter()
-                found = handler(executor, action, *values)
+                result = handler(executor, action, *values)
                 end = now()
             else:
-                found = handler(executor, action, *values)
-            for place, kept, key in kept_ones:
-                kept[key] = found if is_only else found[place]  # [1]
+                result = handler(executor, action, *values)
+            for place, store, key in gives:
+                store[key] = result if is_only else result[place]  # [1]
             if is_timed:
                 executor.record.ran.append((start, end, len(executor.graphs[stage])))
 
@@ -411,25 +414,20 @@ class Executor:
         flow = flow_of(self.program)
         numbers = flow.numbers(self.group.rank, position)
         assert numbers is not None  # the program is legal
-        found = []
+        by_name = []
         for part in (numbers.takes, numbers.gives):
             # Gradients of several microbatches have been added up already; of several
             # sums, the last is the latest.
-            found.append(
-                {
-                    _ROLES.get(value.name, value.name): value
-                    for value in map(flow.value_of, part)
-                }
-            )
-        return found
+            values = map(flow.value_of, part)
+            by_name.append({_ROLES.get(v.name, v.name): v for v in values})
+        return by_name
 
     def _dict_of(self, value: Any) -> dict[Any, Any]:
+        """Return where a value is kept: with the graphs of its stage, or elsewhere."""
         noun = NOUNS[value.name]
-        return (
-            self.graphs[value.stage]
-            if noun.keeps_weights and not noun.is_away
-            else self._values
-        )
+        if noun.keeps_weights and not noun.is_away:
+            return self.graphs[value.stage]
+        return self._values
 
 
 class Running:
@@ -443,7 +441,9 @@ class Running:
     def __enter__(self) -> None:
         executor = self._executor
         self._place = at(executor.begin_schedule())
-        self._graph = no_grad() if executor.program.is_forward_only else enable_grad()
+        self._graph = enable_grad()
+        if executor.program.is_forward_only:
+            self._graph = no_grad()
         self._place.__enter__()
         self._graph.__enter__()
 
@@ -509,9 +509,9 @@ def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Hand
 
     @wraps(handler)
     def run(executor: Executor, action: Action, *values: Any) -> Any:
-        found = handler(executor, action, *values)
+        result = handler(executor, action, *values)
         note(executor, action)
-        return found
+        return result
 
     run.then = note  # type: ignore[attr-defined]
     return run
@@ -529,7 +529,7 @@ def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step
 
 
 class Route(NamedTuple):
-    """The value of a message, the other rank, the tag, and words for errors."""
+    """The value of a message, the other rank, the tag, and a label for errors."""
 
     value: Value
     peer: int
@@ -544,15 +544,17 @@ class Route(NamedTuple):
         value = Value.carried_by(action)
         pair = value.consumer_stage * program.num_microbatches + value.microbatch
         tag = 2 * pair + (value.direction is Direction.BACKWARD)
-        noun = "activations" if value.direction is Direction.FORWARD else "gradient"
+        content = _CONTENTS[value.direction]
         microbatch = program.microbatches[value.microbatch]
-        words = f"the {noun} of microbatch {microbatch} from stage {value.stage}"
-        stage = value.consumer_stage if action.kind in (SEND_F, SEND_B) else value.stage
-        return cls(value, program.rank_of(stage, value.microbatch), tag, words)
+        label = f"the {content} of microbatch {microbatch} from stage {value.stage}"
+        stage = value.stage
+        if action.kind in (SEND_F, SEND_B):
+            stage = value.consumer_stage
+        return cls(value, program.rank_of(stage, value.microbatch), tag, label)
 
 
 def _check_values(program: Program) -> None:
-    """Refuse a program in which a value is not given, or not taken by what should."""
+    """Refuse a program in which a value is not given, or no action takes it."""
     if not is_balanced(flow_of(program)):
         # says what is missing, and where
         from minipipe.core.schedules.analysis.verifier import verify
@@ -562,7 +564,11 @@ def _check_values(program: Program) -> None:
 
 def _schedule_of(row: Sequence[Action]) -> Sequence[Action]:
     """Return a row without the frame of a step."""
-    return [action for action in row if not action.kind.declaration.of_rank]
+    return [action for action in row if not _is_of_rank(action)]
+
+
+def _is_of_rank(action: Action) -> bool:
+    return action.kind.declaration.of_rank
 
 
 def _sent_at(rows: Sequence[Sequence[Action]], action: Action) -> int | None:
@@ -570,6 +576,7 @@ def _sent_at(rows: Sequence[Sequence[Action]], action: Action) -> int | None:
     consumes is sent.
     """
     value = Value.consumed_by(action)
-    return next(
-        (row.index(value.send) for row in rows if value and value.send in row), None
-    )
+    for row in rows:
+        if value and value.send in row:
+            return row.index(value.send)
+    return None

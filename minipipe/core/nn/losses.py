@@ -130,11 +130,11 @@ class MSELoss(Module):
             return math.prod(target.shape)
         return total_weight(broadcast_weights(weights, as_tensor(in_full(target)).data))
 
+    vars()["weight"].weighs_items = True  # of an array, the number of elements
+
 
 def _with_weights(targets: Operand | tuple[Operand, Any]) -> tuple[Operand, Any]:
     """Return targets and their weights, None for an array alone."""
     if isinstance(targets, tuple):
         return targets
     return targets, None
-
-    vars()["weight"].weighs_items = True  # of an array, the number of elements

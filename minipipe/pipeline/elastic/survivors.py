@@ -15,9 +15,11 @@ communication capability", section 3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from minipipe.comm.job.mpi_job import MPI, MPIJob
+from minipipe.comm.job.mpi_job import MPIJob
 from minipipe.core.comm.mpi import MPIGroup
+from minipipe.core.comm.mpi_process import MPI
 
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
@@ -35,17 +37,20 @@ class SurvivorGroup(MPIGroup):
         When that is closed, this is.
     """
 
+    job: MPIJob
+
     def __init__(
         self, job: MPIJob, comm: MPI.Comm, timeout: float, outer: MPIGroup
     ) -> None:
         super().__init__(job, comm, timeout)
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._outer = outer
-        outer.on_close(self.close)
+        outer._resources.callback(self.close)
 
     @classmethod
     def of(cls, group: MPIGroup) -> SurvivorGroup:
         """Return a group of the same ranks, with separate messages. Collective."""
+        assert isinstance(group.job, MPIJob)  # the package is complete
         group.job.process.line.survive(True)
         return cls(group.job, group.comm.Dup(), group.timeout, group)
 
@@ -97,12 +102,21 @@ class SurvivorGroup(MPIGroup):
         the lost ranks.
         """
         for group in self.job.groups:
-            group.revoke()
+            _revoke(group)
         self.job.continue_without(lost, finalise=lambda: _vote(self.job.control))
 
     def say(self, text: str) -> None:
         """Write a line to stderr, behind the number of this rank."""
         self.job.process.say(text)
+
+
+def _revoke(group: MPIGroup) -> None:
+    """Let every call of any rank fail in a group, close it, and forget its receives."""
+    with suppress(MPI.Exception):
+        group.comm.Revoke()
+    group.withdraw()
+    group.under_way.clear()
+    group.is_closed = True
 
 
 def _vote(comm: MPI.Comm, vote: bool = True) -> bool:

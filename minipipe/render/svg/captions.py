@@ -103,14 +103,13 @@ def unit_note(panels: Sequence[Panel]) -> str:
     'F takes 1 unit of time, B 2, I 1, W 1'
     """
     times = _durations(panels)
-    if (
-        panels[0].timeline.unit != "units"
-        or F not in times
-        or any(len(each) > 1 for each in times.values())
-    ):
+    are_equal = all(len(each) == 1 for each in times.values())
+    if panels[0].timeline.unit != "units" or F not in times or not are_equal:
         return ""
-    others = (f"{kind} {min(each):g}" for kind, each in times.items() if kind is not F)
-    return ", ".join([f"F takes {time_of(min(times[F]), 'units')} of time", *others])
+    (forward,) = times.pop(F)
+    parts = [f"F takes {time_of(forward, 'units')} of time"]
+    parts += (f"{kind} {min(each):g}" for kind, each in times.items())
+    return ", ".join(parts)
 
 
 def time_of(time: float, unit: str) -> str:
@@ -131,8 +130,8 @@ def _num_microbatches(panel: Panel) -> int:
 
 def _durations(panels: Sequence[Panel]) -> dict[ActionKind, set[float]]:
     """Return the different durations of F, B, I and W."""
-    found: defaultdict[ActionKind, set[float]] = defaultdict(set)
+    durations: defaultdict[ActionKind, set[float]] = defaultdict(set)
     for panel in panels:
         for action, start, end in chain(*panel.timeline.spans):
-            found[action.kind].add(round(end - start, 9))
-    return {kind: found[kind] for kind in (F, B, I, W) if kind in found}
+            durations[action.kind].add(round(end - start, 9))
+    return {kind: durations[kind] for kind in (F, B, I, W) if kind in durations}
