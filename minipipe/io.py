@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from minipipe.core.limits import MOST_ACTIONS as MOST_ACTIONS
+from minipipe.core.limits import MOST_BYTES as MOST_BYTES
+from minipipe.core.limits import MOST_STAGES as MOST_STAGES
 from minipipe.core.texts import parse_whole as parse_whole
 from minipipe.core.texts import printable as printable
 from minipipe.core.texts import text_table as text_table
 from minipipe.errors import ArgumentError, Code, FileError, MinipipeError, quoted
-from minipipe.limits import MOST_ACTIONS as MOST_ACTIONS
-from minipipe.limits import MOST_BYTES as MOST_BYTES
-from minipipe.limits import MOST_STAGES as MOST_STAGES
 
 if TYPE_CHECKING:
     # most programs write no file, and it loads a fifth of what a command does

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd.backend import module_for, to_numpy
-from minipipe.autograd.modes import random_key
 from minipipe.autograd.watch import watch_everything
 from minipipe.comm import spawn
 from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.autograd.backend import module_for, to_numpy
+from minipipe.core.autograd.modes import random_key
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.tensor import Tensor
 from minipipe.execution.objective import Loss, added, shares
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.hints import names_of
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.pipeline import Pipeline
-from minipipe.schedules.action_table import Schedule
-from minipipe.tensor import Tensor
 
 __all__ = [
     "StepResult",

@@ -8,7 +8,8 @@ with the computed numbers. test_design.py compares both with the document.
 import numpy as np
 
 from minipipe import Costs, partition_by_cost, schedules, simulate
-from minipipe.comm import message, mpi, persistent
+from minipipe.comm import persistent
+from minipipe.core.comm import message, mpi
 from minipipe.schedules.registry import REGISTRY
 from minipipe.schedules.simulation.paper_scale import TABLES, predict, published_runs
 

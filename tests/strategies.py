@@ -19,9 +19,9 @@ from minipipe import (
     nn,
     schedules,
 )
-from minipipe.autograd.backend import array_module
+from minipipe.core.autograd.backend import array_module
+from minipipe.core.schedules.analysis.walk import complete_walk, walk
 from minipipe.errors import ScheduleError
-from minipipe.schedules.analysis.walk import complete_walk, walk
 from minipipe.schedules.simulation.span import Span
 
 # -- how many examples -----------------------------------------------------------------

@@ -47,6 +47,10 @@ SECTIONS = (
 SECTIONS += ("Examples",)
 
 
+# where an error says that it comes from, and where it is defined
+DEFINED_IN = {"errors": "core.errors"}
+
+
 class Documented(NamedTuple):
     """A function, class, method or property with its docstring."""
 
@@ -180,9 +184,8 @@ def exported_by(package):
         elif (
             callable(value) and get_origin(value) is None
         ):  # neither a constant nor a type alias
-            found.add(
-                (value.__module__.removeprefix(f"{PACKAGE.name}."), value.__name__)
-            )
+            home = value.__module__.removeprefix(f"{PACKAGE.name}.")
+            found.add((DEFINED_IN.get(home, home), value.__name__))
     return found
 
 
@@ -286,7 +289,7 @@ def problems_of_sections(documented):
             yield f"raises {own[1]} without saying with which code"
 
 
-CODED = {name for name in defined_in(MODULES["errors"]) if name.endswith("Error")}
+CODED = {name for name in defined_in(MODULES["core.errors"]) if name.endswith("Error")}
 
 
 def problems_of_parameters(documented):

@@ -19,19 +19,19 @@ PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 FLOORS = [
     line.split()
     for line in """
-        errors limits
-        specs
-        core.familiar core.texts
+        core.errors core.limits
+        core.specs
+        errors core.familiar core.texts
         io hints
         _lazy core
         simulation
-        schedules autograd comm.job
+        core.schedules core.autograd comm.job
         core.framing
-        schedules.analysis passes tensor comm
-        core.joints
-        schedules.simulation pytree functional parallel
-        search data nn
-        execution.payload core.sgd
+        core.schedules.analysis core.tensor core.comm schedules autograd
+        core.pytree core.joints schedules.analysis passes comm
+        schedules.simulation core.functional parallel
+        core.nn functional search data
+        core.execution core.sgd nn
         core.objective
         core.batch
         render optim
@@ -51,44 +51,55 @@ FLOORS = [
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {
     *("core", "simulation", "passes", "schedules", "search", "render"),
-    *("errors", "limits", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
+    *("errors", "io", "hints", "_lazy", "cli", "comm.job"),
 }
-WITH_NUMPY = {"core.sgd", "core.batch", "core.pipeline"}  # the training half
+WITH_NUMPY = {  # rooms of the half that trains
+    *("core.sgd", "core.batch", "core.pipeline", "core.tensor", "core.pytree"),
+    *("core.autograd", "core.comm", "core.functional", "core.nn", "core.execution"),
+}
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
     "threadpoolctl": {"comm.job.host", "cli.info"},
-    "cupy": {"autograd.backend"},
-    "cupyx": {"autograd.backend"},
+    "cupy": {"core.autograd.backend"},
+    "cupyx": {"core.autograd.backend"},
     "ortools": {"search.exact"},
     "safetensors": {"pipeline.checkpoint.storage"},
     "cairosvg": {"render.files"},
     "argcomplete": {"cli.main"},
 }  # what may be missing is imported in one place
 # A file that opens one above it when it is called: a schedule or a timeline its
-# picture, for a notebook; a group the reduction, which is made of its messages; the
-# reader of cells the kinds of passes, if a cell is none of the core.
+# picture, for a notebook; a group its channels, and the reduction, which is made of
+# messages; the reader of cells the kinds of passes, if a cell is none of the core; the
+# verifier the memory and the updates of a table, if a limit or updates are given.
 DOORS = {
-    ("schedules.written", "render.notebook"),
-    ("comm.process_group", "parallel.reduction"),
+    ("core.schedules.written", "render.notebook"),
+    ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
-    ("schedules.cells", "passes.kinds"),
+    ("core.schedules.cells", "passes.kinds"),
+    ("core.comm.mpi", "comm.persistent"),
+    ("core.comm.process_group", "comm.channel"),
+    ("core.schedules.action_table", "schedules.features"),
+    *(
+        ("core.schedules.analysis.verifier", f"schedules.analysis.{name}")
+        for name in ("activations", "updates", "workload")
+    ),
 }
 FIRST_PATH = [
     *(
-        "schedules.one_f_one_b",
-        "schedules.action",
-        "schedules.analysis.dependencies",
-        "schedules.analysis.lowering",
+        "core.schedules.one_f_one_b",
+        "core.schedules.action",
+        "core.schedules.analysis.dependencies",
+        "core.schedules.analysis.lowering",
     ),
     *(
-        "execution.executor",
-        "execution.handlers",
-        "execution.stage",
-        "functional.linear",
-        "autograd.graph",
-        "tensor",
+        "core.execution.executor",
+        "core.execution.handlers",
+        "core.execution.stage",
+        "core.functional.linear",
+        "core.autograd.graph",
+        "core.tensor",
     ),
-    *("autograd.walk", "autograd.split", "comm.thread"),
+    *("core.autograd.walk", "core.autograd.split", "core.comm.thread"),
 ]
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(
@@ -115,7 +126,7 @@ def room_of(module):
     """Return the longest part of a module's name that is a room."""
     parts = module.split(".")
     return next(
-        (room for i in (2, 1) if (room := ".".join(parts[:i])) in FLOOR_OF), parts[0]
+        (room for i in (3, 2, 1) if (room := ".".join(parts[:i])) in FLOOR_OF), parts[0]
     )
 
 
@@ -164,7 +175,7 @@ def imports_of(module):
 # Modules that a package offers as such; all others are inside.
 PUBLIC_MODULES = {
     "errors",
-    "tensor",
+    "core.errors",
     "testing",
     "checkpoint",
     "elastic",
@@ -186,7 +197,7 @@ def may_import(module, imported):
             or (module, imported) in DOORS
         )
     if other == "numpy":
-        return module in WITH_NUMPY or not {room, module.split(".")[0]} & WITHOUT_NUMPY
+        return room in WITH_NUMPY or not {room, module.split(".")[0]} & WITHOUT_NUMPY
     return module in ONLY_HERE.get(other, {module})
 
 
@@ -204,9 +215,9 @@ def test_a_file_imports_only_from_its_own_room_and_from_floors_below():
 @pytest.mark.parametrize(
     ("module", "imported"),
     [
-        ("errors", "tensor"),
-        ("comm.thread", "pipeline.pipeline"),
-        ("schedules.action", "numpy"),
+        ("errors", "core.tensor"),
+        ("core.comm.thread", "pipeline.pipeline"),
+        ("core.schedules.action", "numpy"),
         ("schedules.simulation.costs", "numpy"),
         ("execution.plan", "mpi4py"),
     ],
@@ -265,13 +276,13 @@ def test_schedules_need_neither_analysis_nor_simulation():
     modules = [
         f"minipipe.{module}"
         for module in FILES
-        if room_of(module) == "schedules" or module == "schedules"
+        if room_of(module) in ("schedules", "core.schedules")
     ]
     program = (
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\n"
         "from minipipe import schedules\n[schedules.build(name, 4, 6) for name "
         "in schedules.REGISTRY]\n"
-        "assert not {'minipipe.schedules.analysis', "
+        "assert not {'minipipe.schedules.analysis', 'minipipe.core.schedules.analysis', "
         "'minipipe.schedules.simulation'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, check=True)
@@ -359,7 +370,7 @@ def neighbours_in(tree):
 def test_the_neighbour_of_a_stage_is_computed_where_dependencies_are_declared():
     found = {module: list(neighbours_in(tree)) for module, tree in TREES.items()}
     # The declarations of the core are to replace the other file.
-    homes = ["core.values", "schedules.analysis.dependencies"]
+    homes = ["core.values", "core.schedules.analysis.dependencies"]
     computing = [module for module, expressions in found.items() if expressions]
     assert sorted(computing) == sorted(homes), found
 

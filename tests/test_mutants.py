@@ -74,5 +74,5 @@ def test_a_fault_is_met_by_the_tests_of_its_package_first():
         "tests/execution/checks",
         "tests/pipeline",
     ]
-    assert near(Path("minipipe/nn/parameter.py")) == ["tests/nn", "tests/numerics"]
+    assert near(Path("minipipe/core/nn/parameter.py")) == ["tests/nn", "tests/numerics"]
     assert near(Path("minipipe/tuning/race.py")) == ["tests/tuning"]

@@ -65,7 +65,7 @@ RUNS_TEXT = {
         "minipipe/compile/program.py",
     ),
     *(
-        "minipipe/autograd/calls.py",
+        "minipipe/core/autograd/calls.py",
         "minipipe/execution/source.py",
         "minipipe/pipeline/repeating.py",
     ),

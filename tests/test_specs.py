@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from minipipe.cli import main
 from minipipe.cli.numbers import add_number, check_numbers
+from minipipe.core.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec, divisor
 from minipipe.errors import (
     ArgumentError,
     Code,
@@ -22,7 +23,6 @@ from minipipe.errors import (
     TensorError,
     quoted,
 )
-from minipipe.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec, divisor
 
 BOUNDS = st.none() | st.integers(-3, 3)
 SPECS = st.tuples(st.sampled_from([int, float]), BOUNDS, BOUNDS, BOUNDS, BOUNDS).map(

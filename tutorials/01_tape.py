@@ -308,13 +308,13 @@ assert x.grad.tolist() == [7.0, -1.0, 2.0]  # 2 x + 1
 #
 # | here | in minipipe | in the file |
 # |---|---|---|
-# | a row of `TABLE` | an operation, made with `op` | `autograd/operation.py` |
-# | `needs` | a plan: which values a result saves | `autograd/operation.py` |
+# | a row of `TABLE` | an operation, made with `op` | `core/autograd/operation.py` |
+# | `needs` | a plan: which values a result saves | `core/autograd/operation.py` |
 # | the number of a `Value` | a tensor | `tensor.py` |
-# | its operation, inputs and saved values | a node | `autograd/graph.py` |
+# | its operation, inputs and saved values | a node | `core/autograd/graph.py` |
 # | `computed` | the call of an operation | `tensor.py` |
-# | `tape` | the serial numbers of the nodes | `autograd/modes.py` |
-# | `backward` | the walk | `autograd/walk.py` |
+# | `tape` | the serial numbers of the nodes | `core/autograd/modes.py` |
+# | `backward` | the walk | `core/autograd/walk.py` |
 #
 # Look at the node of a result. It says which operation it has, what its inputs are, and
 # what it saves:

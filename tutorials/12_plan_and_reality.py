@@ -35,7 +35,7 @@ from minipipe import (
     simulate,
     spawn,
 )
-from minipipe.tensor import record
+from minipipe.core.tensor import record
 
 # %% [markdown]
 # ## The slowest stage sets the pace

@@ -38,7 +38,7 @@ from minipipe import (
     spawn,
     verify,
 )
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError, MinipipeError
 
 # %% [markdown]

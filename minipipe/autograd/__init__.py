@@ -2,9 +2,9 @@
 (README.md).
 """
 
-from minipipe.autograd.graph import Leaf, Node, StageInput
-from minipipe.autograd.split import WeightWork, backward_input
-from minipipe.autograd.walk import backward
+from minipipe.core.autograd.graph import Leaf, Node, StageInput
+from minipipe.core.autograd.split import WeightWork, backward_input
+from minipipe.core.autograd.walk import backward
 from minipipe.hints import names_of
 
 __all__ = ["Leaf", "Node", "StageInput", "WeightWork", "backward", "backward_input"]

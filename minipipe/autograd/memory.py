@@ -17,11 +17,11 @@ from types import (
 )
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Node
 from minipipe.autograd.recompute import Compute, RecomputedNode
-from minipipe.autograd.split import WeightWork
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.graph import Node
+from minipipe.core.autograd.split import WeightWork
 
 _METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
 _SEARCHED = (tuple, list, dict, FunctionType, CellType, partial, *_METHODS)

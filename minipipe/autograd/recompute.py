@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import CUSTOM, Backward, Node, unchanged
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.graph import CUSTOM, Backward, Node, unchanged
 
 Compute = Callable[[list[Any]], "list[Node | None]"]
 """From the inputs to the nodes of the results; None for a result that depends on

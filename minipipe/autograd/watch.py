@@ -15,8 +15,8 @@ from weakref import ref
 
 import numpy as np
 
-from minipipe.autograd.graph import changed_in_place
-from minipipe.autograd.modes import current_mode, mode
+from minipipe.core.autograd.graph import changed_in_place
+from minipipe.core.autograd.modes import current_mode, mode
 
 
 class Watched:

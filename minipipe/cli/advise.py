@@ -8,9 +8,9 @@ from math import inf
 from minipipe.cli.declaring import add_arguments, add_program, add_ranks, add_text
 from minipipe.cli.numbers import MOST_SECONDS, SECONDS, add_number
 from minipipe.cli.output import ExitStatus, answer
+from minipipe.core.specs import COUNT
 from minipipe.errors import LaunchError
 from minipipe.io import MOST_ACTIONS
-from minipipe.specs import COUNT
 
 _SECONDS = SECONDS._replace(
     minimum=0, above=None, expected=f"0 to {MOST_SECONDS:g}, a week"

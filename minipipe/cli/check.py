@@ -19,6 +19,9 @@ from minipipe.cli.options import (
 from minipipe.cli.output import ExitStatus, answer, fields, figures
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import copies_held
+from minipipe.core.schedules.action import U
+from minipipe.core.schedules.action_table import ActionTable, describe_sizes
+from minipipe.core.specs import SCHEDULE_COUNT, Spec
 from minipipe.errors import (
     ArgumentError,
     Code,
@@ -29,13 +32,10 @@ from minipipe.errors import (
 )
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules import Certificate, drift, simulate, staleness, verify
-from minipipe.schedules.action import U
-from minipipe.schedules.action_table import ActionTable, describe_sizes
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.timeline import by_rank
 from minipipe.search.certificate import changed, read_certificate
-from minipipe.specs import SCHEDULE_COUNT, Spec
 
 ANSWER = "legal"
 

@@ -28,11 +28,11 @@ from minipipe.cli.streams import put
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
+from minipipe.core.specs import COUNT, divisor
 from minipipe.errors import counted, misuse, quoted
 from minipipe.pipeline import Pipeline
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.simulation.paper_scale import Link
-from minipipe.specs import COUNT, divisor
 from minipipe.tuning.grid_report import ETHERNET, GridReport
 from minipipe.tuning.grids import CLOSE, GridSizes, Task, compare_on_ranks
 from minipipe.tuning.race import silent, teller

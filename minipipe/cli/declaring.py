@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.numbers import add_number
+from minipipe.core.specs import COUNT
 from minipipe.io import MOST_STAGES
-from minipipe.specs import COUNT
 
 if TYPE_CHECKING:
     from pathlib import Path

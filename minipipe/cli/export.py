@@ -10,9 +10,9 @@ from pathlib import Path
 from minipipe.cli.declaring import add_program, add_ranks
 from minipipe.cli.numbers import add_number
 from minipipe.cli.output import ExitStatus, answer
+from minipipe.core.specs import COUNT
 from minipipe.errors import LaunchError, counted, misuse, quoted
 from minipipe.io import printable
-from minipipe.specs import COUNT
 
 PASSES_ON = True
 """Whether arguments after ``--`` belong to a program."""

@@ -13,6 +13,7 @@ from minipipe.cli.declaring import add_file, add_flag, add_text
 from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer, fields
 from minipipe.cli.progress import Progress
+from minipipe.core.specs import COUNT
 from minipipe.coursework.deadline import moment, read_times
 from minipipe.coursework.exercise import Exercise, chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import TIME_LIMIT, Report, files_of, grade
@@ -29,7 +30,6 @@ from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
 from minipipe.errors import counted, misuse
 from minipipe.io import write_whole
-from minipipe.specs import COUNT
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

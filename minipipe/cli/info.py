@@ -14,9 +14,9 @@ from typing import Any
 from threadpoolctl import threadpool_info
 
 from minipipe._lazy import __version__
-from minipipe.autograd import backend
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.comm.job.host import num_cores
+from minipipe.core.autograd import backend
 from minipipe.errors import counted
 
 # Run in a separate process: a broken MPI, or another one than mpi4py was built for, may
@@ -26,7 +26,7 @@ import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(" ".join(MPI.Get_library_version().splitlines()[0].split()), flush=True)
-from minipipe.comm.mpi import is_cuda_aware
+from minipipe.core.comm.mpi import is_cuda_aware
 MPI.Init()
 print(is_cuda_aware())
 MPI.Finalize()
@@ -79,7 +79,7 @@ def _about_mpi() -> tuple[str, str]:
     """Return the MPI library that mpi4py loads, and the path of arrays between GPUs of
     its ranks.
 
-    :mod:`minipipe.comm.mpi` chooses the path at start. If MPI fails, the error is
+    :mod:`minipipe.core.comm.mpi` chooses the path at start. If MPI fails, the error is
     returned instead of the missing text.
     """
     if importlib.util.find_spec("mpi4py") is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from minipipe.core.specs import Spec
 from minipipe.errors import ScheduleError, quoted
 from minipipe.io import parse_integer, parse_real
-from minipipe.specs import Spec
 
 MOST_SECONDS = 7 * 24 * 3600.0
 """The longest time that a verb may be given: a week."""

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from minipipe.cli.declaring import NUM_RANKS, Parser, add_flag, file_path
 from minipipe.cli.numbers import add_number, real
 from minipipe.cli.output import help_text
-from minipipe.errors import Code, ScheduleError, misuse, quoted
-from minipipe.io import parse_integer, read_stream
-from minipipe.schedules.action_table import (
+from minipipe.core.schedules.action_table import (
     ActionTable,
     Program,
     Schedule,
@@ -24,7 +22,10 @@ from minipipe.schedules.action_table import (
     read_schedule,
     schedule_of_text,
 )
-from minipipe.schedules.placement import check_sizes_of
+from minipipe.core.schedules.placement import check_sizes_of
+from minipipe.core.specs import SCHEDULE_COUNT
+from minipipe.errors import Code, ScheduleError, misuse, quoted
+from minipipe.io import parse_integer, read_stream
 from minipipe.schedules.registry import (
     NUM_MICROBATCHES,
     REGISTRY,
@@ -34,7 +35,6 @@ from minipipe.schedules.registry import (
     spelled,
 )
 from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
-from minipipe.specs import SCHEDULE_COUNT
 
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint
@@ -209,8 +209,8 @@ def _about(option: str) -> Iterator[None]:
 
 
 def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Program:
+    from minipipe.core.schedules.analysis.lowering import lower
     from minipipe.passes.framing import frame  # on demand, as lower and replicas
-    from minipipe.schedules.analysis.lowering import lower
 
     if options.steps > 1:
         problem = f"--rows are of one step, and --steps is {options.steps}"

@@ -12,9 +12,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.streams import put
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, misuse, quoted
 from minipipe.io import MARK, package_text, printable, printable_lines, write_whole
-from minipipe.schedules.action_table import ActionTable
 
 if TYPE_CHECKING:
     from pathlib import Path

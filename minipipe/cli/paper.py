@@ -15,6 +15,7 @@ from minipipe.cli.declaring import add_text
 from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer, help_text
 from minipipe.cli.progress import Progress
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
 from minipipe.io import parse_real, printable, read_text, text_table
 from minipipe.schedules.simulation.paper_scale import (
@@ -30,7 +31,6 @@ from minipipe.schedules.simulation.paper_scale import (
     published_runs,
     read_runs,
 )
-from minipipe.specs import Spec
 
 _COLUMNS = (Run._fields[:8], Run._fields[8:])
 EPILOG = Template(help_text("paper")).substitute(

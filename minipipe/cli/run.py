@@ -17,8 +17,8 @@ from minipipe.cli.supervision.launching import PROBE, JobSpec, is_here, read_hos
 from minipipe.cli.supervision.supervisor import supervise
 from minipipe.comm.job.guard import become_supervisor
 from minipipe.comm.job.host import find_mpirun
+from minipipe.core.specs import COUNT, INDEX
 from minipipe.errors import ArgumentError, LaunchError, quoted
-from minipipe.specs import COUNT, INDEX
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

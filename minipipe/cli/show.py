@@ -25,12 +25,12 @@ from minipipe.cli.output import (
     write_file,
 )
 from minipipe.cli.streams import put
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import TEXT_WIDTH
 from minipipe.errors import ScheduleError, misuse
 from minipipe.io import columns_of_terminal, is_terminal
-from minipipe.render.panel import chunks_of, shares
+from minipipe.render.panel import chunks_of, pairs_per_unit
 from minipipe.schedules import Timeline, simulate, verify
-from minipipe.schedules.action_table import ActionTable
-from minipipe.specs import TEXT_WIDTH
 
 _PICTURES = ("svg", "pdf", "png")
 _WRITTEN: dict[str, Callable[[ActionTable], str]] = {
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     else:
         for schedule in schedules:
             verify(all_steps(schedule, options))
-        cuts = map(costs.cut, map(chunks_of, schedules, shares(schedules)))
+        cuts = map(costs.cut, map(chunks_of, schedules, pairs_per_unit(schedules)))
         further = (options.steps, options.wait)
         timelines = [simulate(*each, *further) for each in zip(schedules, cuts)]
         draw = _text if options.format == "text" else _drawing

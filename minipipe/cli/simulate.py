@@ -8,9 +8,9 @@ import argparse
 
 from minipipe.cli.options import add_schedule, add_wait, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, figures, gaps_as_data
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.io import text_table
 from minipipe.schedules import ActionKind, IdleCause, Timeline, simulate, verify
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.timeline import ONE_UNIT

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.errors import RankError
 
 ALIKE = "Every rank must run the same program."

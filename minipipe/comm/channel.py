@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd.backend import Array
-from minipipe.comm.message import (
+from minipipe.core.autograd.backend import Array
+from minipipe.core.comm.message import (
     Expectation,
     Header,
     Label,
@@ -32,7 +32,7 @@ from minipipe.comm.message import (
 from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
-    from minipipe.comm.process_group import ProcessGroup
+    from minipipe.core.comm.process_group import ProcessGroup
 
 
 class SendChannel:

@@ -9,10 +9,10 @@ import warnings
 from typing import Literal, cast
 
 from minipipe.comm.agreement import compare_arguments
-from minipipe.comm.objects import gather
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.comm.objects import gather
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.specs import COUNT, Spec
 from minipipe.errors import RankError, counted
-from minipipe.specs import COUNT, Spec
 
 
 class Grid:

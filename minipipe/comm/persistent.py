@@ -23,7 +23,7 @@ import numpy as np
 
 from minipipe.comm.channel import ReceiveChannel, SendChannel
 from minipipe.comm.job.mpi_job import MPI
-from minipipe.comm.message import (
+from minipipe.core.comm.message import (
     HEADER_SIZE,
     Header,
     Label,
@@ -31,11 +31,11 @@ from minipipe.comm.message import (
     packed_form,
     packed_step,
 )
-from minipipe.comm.posted import LONGEST as LONGEST
-from minipipe.comm.posted import Posted as Posted
+from minipipe.core.comm.posted import LONGEST as LONGEST
+from minipipe.core.comm.posted import Posted as Posted
 
 if TYPE_CHECKING:
-    from minipipe.comm.mpi import MPIGroup
+    from minipipe.core.comm.mpi import MPIGroup
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector registers
 

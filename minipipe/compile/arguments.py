@@ -4,8 +4,8 @@ For a slice of a sequence these are also the keys and values that its earlier sl
 have passed on, and the gradients that come back for its own::
 
     0F0.0    forward_0(x[0:2], passed0_0_0, passed0_0_1, out0_0)
-    0F0.1    forward_0a(x[2:4], passed0_0_0, passed0_0_1, passed0_1_0, …)
-    0B0.1    backward_0a(…, grad_passed0_1_0, grad_passed0_1_1)
+    0F0.1    forward_0b(x[2:4], passed0_0_0, passed0_0_1, passed0_1_0, …)
+    0B0.1    backward_0b(…, grad_passed0_1_0, grad_passed0_1_1)
     0B0.0    backward_0(…, grad_passed0_1_0, grad_passed0_1_1)
 """
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minipipe.autograd.backend import Array
+from minipipe.core.autograd.backend import Array
 from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
-    from minipipe.execution.executor import Executor
+    from minipipe.core.execution.executor import Executor
 
 
 class Arrived:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Shape
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Shape
 
 # Each element of the result has one right value, which follows from the elements at
 # its place: whatever path a module takes, the bits are the same.

@@ -1,7 +1,7 @@
 """Traced arrays of other modules than NumPy, and the module that operations see.
 
 NumPy calls a subclass of its arrays wherever one is an argument. The array API has
-another way in: ``array_module(x)`` (``autograd/backend.py``) asks an array for its
+another way in: ``array_module(x)`` (``core/autograd/backend.py``) asks an array for its
 module. A traced array answers with a :class:`Namespace`, whose functions note their
 calls as operators and methods do (``noting.py``). So a recording needs nothing of a
 module but the names that operations use anyway.
@@ -20,7 +20,6 @@ from math import isfinite
 from types import ModuleType
 from typing import Any
 
-from minipipe.autograd.backend import Shape
 from minipipe.compile.dialect import VIEWS, is_ufunc
 from minipipe.compile.forms import (
     Trace,
@@ -34,6 +33,7 @@ from minipipe.compile.forms import (
 )
 from minipipe.compile.lines import Form, Untraceable
 from minipipe.compile.noting import LOOKS, noted, operations
+from minipipe.core.autograd.backend import Shape
 
 _OPERATIONS = operations()
 _READS = "__float__ __int__ __bool__ __index__ __complex__ __array__ __contains__"

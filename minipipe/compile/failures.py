@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from minipipe.autograd.modes import at, enable_grad, no_grad
-from minipipe.execution.executor import Executor
-from minipipe.execution.payload import Payload
+from minipipe.core.autograd.modes import at, enable_grad, no_grad
+from minipipe.core.execution.executor import Executor
+from minipipe.core.execution.payload import Payload
 
 
 def place_of(error: Exception, function: Any) -> tuple[str, dict[str, Any]]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import is_array, is_boolean, is_half, numpy_dtype
 from minipipe.autograd.memory import buffer_of
 from minipipe.compile.dialect import new_strides, strides_of
 from minipipe.compile.lines import Form
+from minipipe.core.autograd.backend import is_array, is_boolean, is_half, numpy_dtype
 
 Trace = Any
 """The trace of an array (``trace.py``, which imports this file)."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import Leaf
-from minipipe.autograd.backend import Array
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.parameter import Parameter
 from minipipe.execution.objective import BatchObjective
 from minipipe.nn.arena import Arena
-from minipipe.nn.parameter import Parameter
 
 
 class GradientArrays:

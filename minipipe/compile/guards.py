@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.fully_sharded import Workspace
-from minipipe.schedules.action_table import ActionTable
 
 _data_of = attrgetter("data")
 _is_trained = attrgetter("needs_gradient")

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd.backend import Array
 from minipipe.comm.channel import ReceiveChannel, SendChannel
 from minipipe.compile.dialect import dialect_of
-from minipipe.execution.executor import Executor, Route
-from minipipe.schedules.action import SEND_B, SEND_F, Action, B, F, I
-from minipipe.schedules.analysis.dependencies import Direction
+from minipipe.core.autograd.backend import Array
+from minipipe.core.execution.executor import Executor, Route
+from minipipe.core.schedules.action import SEND_B, SEND_F, Action, B, F, I
+from minipipe.core.schedules.analysis.dependencies import Direction
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 Layout = tuple[tuple[int, ...], Any, ModuleType]

@@ -27,7 +27,7 @@ from typing import Any
 
 from minipipe.comm import ProcessGroup
 from minipipe.compile.value_form import Form
-from minipipe.execution.executor import Route
+from minipipe.core.execution.executor import Route
 
 
 class Message:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import is_array
 from minipipe.compile.dialect import VIEWS
 from minipipe.compile.forms import (
     Trace,
@@ -32,6 +31,7 @@ from minipipe.compile.forms import (
     written_ufunc,
 )
 from minipipe.compile.lines import Form, Untraceable
+from minipipe.core.autograd.backend import is_array
 
 Write = Callable[[Trace], Form]
 

@@ -21,7 +21,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from minipipe.autograd.backend import Array
+from minipipe.core.autograd.backend import Array
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from minipipe.autograd.backend import is_half
 from minipipe.compile.layout import SMALL, Layout, Names
 from minipipe.compile.lines import Line
 from minipipe.compile.outlining import conditional, merged, outlined
 from minipipe.compile.places import Step, num_bytes
 from minipipe.compile.statements import Statement, listed, substituted, written
 from minipipe.compile.wrapping import function
+from minipipe.core.autograd.backend import is_half
 
 _LAYER = re.compile(r"\(layer=(\d+)")  # of random numbers
 _QUIETLY = '@errstate(over="ignore", invalid="ignore")'

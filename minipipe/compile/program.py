@@ -15,29 +15,35 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import mode
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
 from minipipe.compile.guards import Attributes, JoinedAttributes, Same
 from minipipe.compile.printing import preparation_of
-from minipipe.compile.reasons import attributes_of_loss, reason_for_eager, refused
-from minipipe.compile.recording import Recorder, kind_of
+from minipipe.compile.reasons import (
+    attributes_of_loss,
+    reason_for_eager,
+    refused,
+    report_of,
+)
+from minipipe.compile.recording import Recorder, cache_key
 from minipipe.compile.row import SECTIONS, Row, memory_of
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.stage_program import (
     StageProgram,
+    action_kinds,
     assign_slots,
-    kinds_in,
+    suffix_of,
 )
 from minipipe.compile.trace import key_of
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import mode
+from minipipe.core.execution.executor import Executor, Step
+from minipipe.core.execution.payload import Payload
+from minipipe.core.schedules.action import L, O
 from minipipe.errors import MessageError
 from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor, Step
-from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import L, O
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -167,7 +173,7 @@ class Compiler:
         self.report = "is recorded"
         stages = executor.stages
         recorders: dict[int, Any] = {
-            index: Recorder(stage, kinds_in(executor.actions, index))
+            index: Recorder(stage, action_kinds(executor.actions, index))
             for index, stage in stages.items()
         }
         executor.stages = recorders
@@ -375,7 +381,7 @@ class CompiledRow:
     def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
         """Return what a forward has received, from variables of the schedule."""
         name = self._arguments.inputs[stage, k]
-        form = self._recorders[stage].kind_of[k].received
+        form = self._recorders[stage].recording_of[k].received
         arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
         return form.payload(arrays)
 
@@ -385,7 +391,7 @@ class CompiledRow:
         for (of_stage, each), names in self._arguments.passed.items():
             if of_stage == stage and each < k:
                 arrays = [values[name] for name in names]
-                recorder.passed.keep(each, arrays, recorder.kind_of[each].passed)
+                recorder.passed.keep(each, arrays, recorder.recording_of[each].passed)
 
     def _raise_other_form(self, error: MessageError) -> None:
         """Raise an error again as one of the form of a message, if it is."""
@@ -412,7 +418,7 @@ def form_of(executor: Executor) -> Any:
     ]
     for payloads in (batch.inputs, batch.objective.targets):
         parts = [payloads.whole] if isinstance(payloads, Cut) else payloads or ()
-        found.extend(kind_of(part, part.arrays) for part in parts)
+        found.extend(cache_key(part, part.arrays) for part in parts)
     return tuple(found)
 
 
@@ -423,13 +429,13 @@ def _stage_programs(
     found: dict[tuple[int, int], StageProgram] = {}
     leaves = any(action.kind is O for action in executor.actions)
     for stage, recorder in recorders.items():
-        if recorder.reason or any(r.reason for r in recorder.kinds.values()):
+        if recorder.first_reason:
             continue
         programs: dict[int, StageProgram] = {}
         how = "static" if _is_static(executor, recorder) else "leaves"
-        for k, recorded in recorder.kind_of.items():
+        for k, recorded in recorder.recording_of.items():
             if id(recorded) not in programs:
-                suffix = chr(ord("a") + len(programs)) if programs else ""
+                suffix = suffix_of(len(programs))
                 keeps = "values" if leaves else "arrays"
                 name = f"{stage}{suffix}"
                 sections = Sections(recorded.trace, name, how, keeps=keeps)
@@ -470,7 +476,9 @@ def _is_static(executor: Executor, recorder: Recorder) -> bool:
     Not if they are taken away in the middle of a step, or if some microbatches give
     other leaves a gradient.
     """
-    given = {frozenset(recorded.contributes) for recorded in recorder.kinds.values()}
+    given = {
+        frozenset(recorded.contributes) for recorded in recorder.recordings.values()
+    }
     taken = any(hasattr(binding.handler, "then") for binding in executor.bindings)
     return len(given) == 1 and not taken
 
@@ -479,10 +487,8 @@ def _reports(recorders: dict[int, Recorder], is_strict: bool) -> list[str]:
     """Return a line for each stage; refuse one that cannot be compiled, if strict."""
     lines = []
     for stage, recorder in recorders.items():
-        reasons = [recorded.reason for recorded in recorder.kinds.values()]
-        reason = recorder.reason or next(filter(None, reasons), "")
+        reason = recorder.first_reason
         if reason and is_strict:
             raise refused(stage, reason)
-        what = f"runs eagerly: {reason}" if reason else "is compiled"
-        lines.append(f"stage {stage} {what}")
+        lines.append(report_of(stage, reason))
     return lines

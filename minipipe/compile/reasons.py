@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipipe.autograd.modes import mode
 from minipipe.compile.guards import Attributes, is_foreign
+from minipipe.core.autograd.modes import mode
+from minipipe.core.execution.executor import Executor
+from minipipe.core.nn.module import is_exactly
 from minipipe.errors import ModelError
 from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective
 from minipipe.nn import Function, Module, Sequential
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
-from minipipe.nn.module import is_exactly
 
 
 def refused(stage: int, reason: str) -> ModelError:
@@ -22,6 +22,13 @@ def refused(stage: int, reason: str) -> ModelError:
     message += " is_compilable = True (see Pipeline); or pass"
     message += ' compile="where-possible", which runs such a stage eagerly.'
     return ModelError("unsupported", message)
+
+
+def report_of(stage: int, reason: str) -> str:
+    """Return the line about a stage in a report; without a reason, it is compiled."""
+    if reason:
+        return f"stage {stage} runs eagerly: {reason}"
+    return f"stage {stage} is compiled"
 
 
 def is_declared(part: Any, default: bool) -> bool:
@@ -52,7 +59,7 @@ def reason_against(module: Sequential) -> str:
 def reason_against_loss(objective: BatchObjective) -> str:
     """Return why the loss of a call cannot be recorded; empty if it can."""
     loss = objective.loss
-    own = type(loss).__module__ == "minipipe.nn.losses"
+    own = type(loss).__module__ == "minipipe.core.nn.losses"
     replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
     if not is_declared(loss, own) or replaced:
         return "the loss runs code of its own"

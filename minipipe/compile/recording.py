@@ -13,9 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import current_place
 from minipipe.compile.guards import (
     Attributes,
     StageGuard,
@@ -26,11 +23,14 @@ from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.compile.value_form import Form
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import SeededLoss, Stage
+from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.tensor import Tensor
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.payload import Payload
-from minipipe.execution.stage import SeededLoss, Stage
-from minipipe.nn.sequential import parameters_of
-from minipipe.tensor import Tensor
 
 
 @dataclass
@@ -115,8 +115,9 @@ class Recorder:
 
     Attributes
     ----------
-    kinds : dict of object to Recorded
-    kind_of : dict of int to Recorded
+    recordings : dict of object to Recorded
+        By cache key.
+    recording_of : dict of int to Recorded
         By microbatch.
     guard : StageGuard
     reason : str
@@ -130,14 +131,14 @@ class Recorder:
         guard: type[StageGuard] = StageGuard,
     ) -> None:
         self._stage = stage
-        self._kinds = kinds
+        self._action_kinds = kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self.uses = list(uses.values())
         self.owners = list(owners.values())
         self.guard = guard(stage.module, self.owners, self.uses)
-        self.kinds: dict[Any, Recorded] = {}
-        self.kind_of: dict[int, Recorded] = {}
+        self.recordings: dict[Any, Recorded] = {}
+        self.recording_of: dict[int, Recorded] = {}
         self._recording: dict[int, Recorded] = {}  # by microbatch
         self.passed = passed_by(stage)
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
@@ -149,17 +150,25 @@ class Recorder:
 
     def begin_row(self, kinds: Mapping[int, str]) -> None:
         """Record another row; what is half recorded is forgotten."""
-        self._kinds = kinds
-        self.kind_of = {}
+        self._action_kinds = kinds
+        self.recording_of = {}
         self._recording = {}
-        self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
-        for each in self.kinds.values():
+        self.recordings = {
+            key: each for key, each in self.recordings.items() if each.is_over
+        }
+        for each in self.recordings.values():
             if each.twin is not None and not each.twin.is_over:
                 each.twin = None
 
+    @property
+    def first_reason(self) -> str:
+        """Why the stage or one of its recordings cannot be compiled; empty if all can."""
+        reasons = (recorded.reason for recorded in self.recordings.values())
+        return self.reason or next(filter(None, reasons), "")
+
     def finished(self, key: Any) -> Recorded | None:
         """Return the recording of a kind that has ended, and the one of its twin."""
-        recorded = self.kinds.get(key)
+        recorded = self.recordings.get(key)
         if recorded is None or not recorded.is_over:
             return None
         twin = recorded.twin
@@ -178,7 +187,7 @@ class Recorder:
     # -- the actions -------------------------------------------------------------------
 
     def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
-        """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
+        """F: see :meth:`minipipe.core.execution.stage.Stage.forward`."""
         arrays = [*received.arrays, *self.passed.inputs(microbatch)]
         form = self.passed.form(microbatch)
         recorded = self._begin(microbatch, received, arrays, *form)
@@ -197,7 +206,7 @@ class Recorder:
     def forward_with_loss(
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
-        """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        """F and the loss: see :meth:`minipipe.core.execution.stage.Stage`."""
         if isinstance(objective, BatchObjective) and objective.is_for_outputs:
             outputs, held = self.forward(microbatch, received)
             wanted = [True] * len(outputs.arrays)
@@ -232,7 +241,7 @@ class Recorder:
         return held
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
-        """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
+        """B: see :meth:`minipipe.core.execution.stage.Stage.backward`."""
         recorded = self._active(microbatch)
         if recorded is None:
             return self._stage.backward(microbatch, held, gradient)
@@ -243,7 +252,7 @@ class Recorder:
     def backward_input(
         self, microbatch: int, held: Any, gradient: Payload | None
     ) -> tuple[Payload, Any]:
-        """I: see :meth:`minipipe.execution.stage.Stage.backward_input`."""
+        """I: see :meth:`minipipe.core.execution.stage.Stage.backward_input`."""
         if self._stage.is_frozen:
             return self.backward(microbatch, held, gradient), None
         recorded = self._active(microbatch)
@@ -255,7 +264,7 @@ class Recorder:
         return self._with_gradients(recorded, payload, is_over=False), work
 
     def recompute(self, microbatch: int, held: Any) -> None:
-        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        """R: see :meth:`minipipe.core.execution.stage.Stage.recompute`."""
         stage: Any = self._stage
         recorded = self._active(microbatch)
         if recorded is None:
@@ -265,7 +274,7 @@ class Recorder:
             stage.recompute(microbatch, held)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
-        """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
+        """W: see :meth:`minipipe.core.execution.stage.Stage.backward_weight`."""
         recorded = self._active(microbatch)
         if recorded is None:
             self._stage.backward_weight(microbatch, work)
@@ -282,15 +291,15 @@ class Recorder:
         """Return what to record, if this microbatch is the first of its kind."""
         if self.reason:
             return None
-        key = kind_of(received, arrays, self._kinds[microbatch], *how)
-        recorded = self.kinds.get(key)
+        key = cache_key(received, arrays, self._action_kinds[microbatch], *how)
+        recorded = self.recordings.get(key)
         if recorded is not None:
-            self.kind_of[microbatch] = recorded
+            self.recording_of[microbatch] = recorded
             if not self._is_foreign or recorded.twin is not None:
                 return None
         new = self._new(microbatch, received, arrays)
         if recorded is None:
-            self.kinds[key] = self.kind_of[microbatch] = new
+            self.recordings[key] = self.recording_of[microbatch] = new
         else:
             recorded.twin = new
         self._recording[microbatch] = new
@@ -429,7 +438,7 @@ def _is_listed(array: Array) -> bool:
     return type(array) is np.ndarray or not isinstance(array, np.ndarray)
 
 
-def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
+def cache_key(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
     """Return everything besides its numbers on which the lines of a microbatch depend.
 
     Parameters

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.comm.message import packed_step
 from minipipe.compile.arguments import Arguments
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
@@ -27,11 +25,11 @@ from minipipe.compile.offloads import Kept, with_deletions
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
-from minipipe.core.values import NOUNS
-from minipipe.execution.executor import Binding, Executor
-from minipipe.execution.record import Receipt
-from minipipe.execution.source import name_of, targets_of, variable_of
-from minipipe.schedules.action import (
+from minipipe.core.autograd import backend
+from minipipe.core.comm.message import packed_step
+from minipipe.core.execution.executor import Binding, Executor
+from minipipe.core.execution.record import Receipt
+from minipipe.core.schedules.action import (
     RECV_B,
     RECV_F,
     REDUCE_GRAD,
@@ -45,6 +43,8 @@ from minipipe.schedules.action import (
     R,
     W,
 )
+from minipipe.core.values import NOUNS
+from minipipe.execution.source import name_of, targets_of, variable_of
 
 
 class Row:

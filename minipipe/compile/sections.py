@@ -31,12 +31,12 @@ from weakref import finalize
 
 import numpy as np
 
-from minipipe.autograd.backend import Array, copy
 from minipipe.compile.dialect import Dialect, dialect_of
 from minipipe.compile.layout import Layout
 from minipipe.compile.places import Places
 from minipipe.compile.printing import Printer, preparation_of
 from minipipe.compile.trace import Trace
+from minipipe.core.autograd.backend import Array, copy
 
 Functions = dict[str, Callable[..., Any]]
 

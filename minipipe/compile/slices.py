@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import is_grad_enabled
 from minipipe.compile.trace import plain_of
-from minipipe.execution.payload import Payload
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import is_grad_enabled
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import Stage
+from minipipe.core.tensor import record
 from minipipe.execution.sliced import SlicedStage
-from minipipe.execution.stage import Stage
-from minipipe.tensor import record
 
 
 class Passed:

@@ -10,7 +10,7 @@ from minipipe.compile.memory import Use, slots_of
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.recording import Recorded
 from minipipe.compile.value_form import Form
-from minipipe.schedules.action import Action, ActionKind, B, F, I, R, W
+from minipipe.core.schedules.action import Action, ActionKind, B, F, I, R, W
 
 SECTIONS = {
     F: "forward",
@@ -122,10 +122,18 @@ def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -
     program.slots = {k: tuple(numbers) for k, numbers in found.items()}
 
 
+def suffix_of(number: int) -> str:
+    """Return the end of a stage's name for another form of microbatches.
+
+    Nothing for the first form, then ``b``, ``c``, …
+    """
+    return chr(ord("a") + number) if number else ""
+
+
 _OF_MICROBATCHES = (F, B, I, W, R)
 
 
-def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
+def action_kinds(row: Sequence[Action], stage: int) -> dict[int, str]:
     """Return the kinds of actions of each microbatch of a stage, in their order."""
     found: dict[int, str] = {}
     for action in row:

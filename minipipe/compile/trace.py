@@ -26,7 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import (
+from minipipe.autograd.memory import buffer_of
+from minipipe.compile.dialect import dialect_of, strides_of
+from minipipe.compile.elsewhere import Namespace, TracedElsewhere
+from minipipe.compile.forms import Traced, TracedInNumPy, plain_of, traced_in
+from minipipe.compile.lines import Form, Line, Untraceable, Variable
+from minipipe.compile.noting import attach
+from minipipe.core.autograd.backend import (
     array_module,
     as_array,
     copy,
@@ -35,17 +41,11 @@ from minipipe.autograd.backend import (
     numpy_dtype,
     to_numpy,
 )
-from minipipe.autograd.graph import BackwardWalk, Leaf
-from minipipe.autograd.memory import buffer_of
-from minipipe.autograd.modes import Key, current_place
-from minipipe.comm.process_group import ProcessGroup
-from minipipe.compile.dialect import dialect_of, strides_of
-from minipipe.compile.elsewhere import Namespace, TracedElsewhere
-from minipipe.compile.forms import Traced, TracedInNumPy, plain_of, traced_in
-from minipipe.compile.lines import Form, Line, Untraceable, Variable
-from minipipe.compile.noting import attach
-from minipipe.nn.module import Module
-from minipipe.nn.parameter import HalfLeaf
+from minipipe.core.autograd.graph import BackwardWalk, Leaf
+from minipipe.core.autograd.modes import Key, current_place
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.nn.module import Module
+from minipipe.core.nn.parameter import HalfLeaf
 
 attach()  # traced arrays get the methods that note their lines
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd.backend import Array
 from minipipe.compile.arrivals import OtherForm
 from minipipe.compile.dialect import dialect_of
+from minipipe.core.autograd.backend import Array
+from minipipe.core.execution.payload import Payload
 from minipipe.errors import MessageError
-from minipipe.execution.payload import Payload
 
 
 class Form(NamedTuple):
@@ -25,7 +25,7 @@ class Form(NamedTuple):
     dtypes : tuple of dtype
     requires_grad : tuple of bool
     treedef : object
-        As in :class:`minipipe.execution.payload.Payload`.
+        As in :class:`minipipe.core.execution.payload.Payload`.
     """
 
     shapes: tuple[tuple[int, ...] | None, ...]

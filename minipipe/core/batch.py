@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
+from minipipe.core.execution.payload import Payload
 from minipipe.core.objective import Objective
-from minipipe.execution.payload import Payload
 
 
 @dataclass

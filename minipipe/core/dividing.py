@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
-from minipipe.errors import MicrobatchError, PartitionError, counted
-from minipipe.specs import COUNT
+from minipipe.core.errors import MicrobatchError, PartitionError, counted
+from minipipe.core.specs import COUNT
 
 
 def partition_evenly(num_layers: int, num_stages: int) -> list[range]:

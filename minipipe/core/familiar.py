@@ -12,7 +12,7 @@ from functools import update_wrapper
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from minipipe.errors import ArgumentError
+from minipipe.core.errors import ArgumentError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -165,10 +165,10 @@ def refuse_calls(module: str, instead: str) -> None:
     Examples
     --------
     >>> import minipipe
-    >>> minipipe.tensor([1.0])
+    >>> minipipe.compile(None)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ArgumentError: minipipe.tensor is a module; instead: minipipe.Tensor(data).
+    minipipe.errors.ArgumentError: minipipe.compile is a module; instead: Pipeline(model, group, …, compile=True).
     """
 
     def refuse(self: ModuleType, *positional: Any, **given: Any) -> NoReturn:

@@ -24,6 +24,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from minipipe.core.flow import Flow
+from minipipe.core.schedules.action import Action, ActionKind, B, U, W
+from minipipe.core.schedules.action_table import Program
 from minipipe.core.values import (
     GRADIENTS,
     KINDS,
@@ -35,8 +37,6 @@ from minipipe.core.values import (
     Uses,
     Value,
 )
-from minipipe.schedules.action import Action, ActionKind, B, U, W
-from minipipe.schedules.action_table import Program
 
 _COVERED = ("F", "B", "I", "W", "R", "O", "L", "SEND_F", "RECV_F", "SEND_B", "RECV_B")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Leaf, unchanged
-from minipipe.tensor import Tensor, op, record
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.graph import Leaf, unchanged
+from minipipe.core.tensor import Tensor, op, record
 
 
 @op()

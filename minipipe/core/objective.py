@@ -8,10 +8,10 @@ from math import inf
 from operator import add
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.errors import MicrobatchError, TensorError
-from minipipe.execution.payload import Payload
-from minipipe.tensor import Tensor, record
+from minipipe.core.autograd import backend
+from minipipe.core.errors import MicrobatchError, TensorError
+from minipipe.core.execution.payload import Payload
+from minipipe.core.tensor import Tensor, record
 
 Loss = Callable[[Any, Any], Tensor]
 

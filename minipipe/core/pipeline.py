@@ -16,22 +16,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minipipe.comm.process_group import ProcessGroup
 from minipipe.core.batch import Batch, concatenated
+from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.dividing import even_sizes, partition_evenly, rows_of
+from minipipe.core.errors import Code, ModelError, NotFiniteError, RankError
+from minipipe.core.execution.executor import Executor, Handlers, gives
+from minipipe.core.execution.handlers import HANDLERS
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import Stage, claimed
 from minipipe.core.framing import check, handshake, loss, updates
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import Sequential
 from minipipe.core.objective import Loss, Objective, shares_of
-from minipipe.errors import Code, ModelError, NotFiniteError, RankError
-from minipipe.execution.executor import Executor, Handlers, gives
-from minipipe.execution.handlers import HANDLERS
-from minipipe.execution.payload import Payload
-from minipipe.execution.stage import Stage, claimed
-from minipipe.nn.parameter import Parameter
-from minipipe.nn.sequential import Sequential
-from minipipe.schedules.action import Action, F
-from minipipe.schedules.action_table import Program, Schedule
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
+from minipipe.core.schedules.action import Action, F
+from minipipe.core.schedules.action_table import Program, Schedule
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.verifier import verify
 
 _CALLS = ("step", "evaluate", "predict")
 

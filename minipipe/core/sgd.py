@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
-from minipipe.autograd.modes import next_order
-from minipipe.errors import ArgumentError
-from minipipe.nn.parameter import Parameter
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.autograd.modes import next_order
+from minipipe.core.errors import ArgumentError
+from minipipe.core.nn.parameter import Parameter
 
 _BLOCK_SIZE = 1 << 16  # elements: a float32 block is 256 KiB
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from math import inf
 from unicodedata import category
 
-from minipipe.errors import ArgumentError, quoted
+from minipipe.core.errors import ArgumentError, quoted
 
 MOST_DIGITS = 18
 

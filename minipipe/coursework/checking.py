@@ -39,9 +39,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from minipipe.core.schedules.action import Action
 from minipipe.coursework.expectations import Unexpected, shown
 from minipipe.errors import CourseworkError, not_copyable
-from minipipe.schedules.action import Action
 
 # pytest shows a student frames of his own files, and none of this one
 __tracebackhide__ = True

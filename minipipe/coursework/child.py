@@ -66,7 +66,7 @@ def _import_packages() -> None:
     package.
     """
     for found in iter_modules(minipipe.__path__):
-        if found.ispkg or found.name in ("pytree", "tensor", "testing"):
+        if found.ispkg or found.name == "testing":
             import_module(f"minipipe.{found.name}")
 
 

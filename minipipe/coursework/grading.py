@@ -19,6 +19,7 @@ from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
 
+from minipipe.core.specs import Spec
 from minipipe.coursework.checking import (
     CheckResult,
     Ended,
@@ -43,7 +44,6 @@ from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.coursework.submission import Submission, directories_of, open_submission
 from minipipe.errors import CourseworkError, FileError, counted
 from minipipe.io import printable_lines
-from minipipe.specs import Spec
 
 _TIME_LIMIT = Spec(
     float,

@@ -34,9 +34,9 @@ def given_names(stub: str) -> list[tuple[str, str]]:
     Examples
     --------
     >>> given_names(
-    ...     "import numpy as np\\nfrom minipipe.tensor import Tensor, record\\n"
+    ...     "import numpy as np\\nfrom minipipe.core.tensor import Tensor, record\\n"
     ... )
-    [('minipipe.tensor', 'Tensor'), ('minipipe.tensor', 'record')]
+    [('minipipe.core.tensor', 'Tensor'), ('minipipe.core.tensor', 'record')]
     """
     return [
         (module, name)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from minipipe.core.schedules.action_table import Schedule, describe_sizes
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
 from minipipe.errors import (
@@ -39,7 +40,6 @@ from minipipe.io import (
     text_table,
     write_whole,
 )
-from minipipe.schedules.action_table import Schedule, describe_sizes
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import check_answer

@@ -14,10 +14,10 @@ from zlib import crc32
 
 import numpy as np
 
+from minipipe.core.pytree import flattened, rebuilt
+from minipipe.core.specs import COUNT, INDEX, Spec
 from minipipe.errors import ArgumentError, FileError
 from minipipe.hints import names_of, with_hints
-from minipipe.pytree import flattened, rebuilt
-from minipipe.specs import COUNT, INDEX, Spec
 
 __all__ = [
     "Alphabet",

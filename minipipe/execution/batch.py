@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
 from minipipe.autograd.memory import buffer_of
 from minipipe.core import batch as core
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
 from minipipe.core.batch import concatenated as concatenated
+from minipipe.core.execution.payload import Payload
 from minipipe.errors import TensorError
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Microbatches, copied
 
 

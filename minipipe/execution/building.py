@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.modes import current_place
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.execution.stage import Stage, claimed
+from minipipe.core.schedules.action import Action, R
 from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import RecomputingStage
-from minipipe.execution.stage import Stage, claimed
 from minipipe.nn import Module, Recompute
 from minipipe.nn.collected_losses import carrying_losses
-from minipipe.schedules.action import Action, R
 
 
 def build_stages(

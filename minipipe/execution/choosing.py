@@ -6,6 +6,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from minipipe.core.schedules.action import REDUCE_GRAD
+from minipipe.core.schedules.placement import (
+    check_counts,
+    check_sizes_of,
+    neighbouring_placement,
+)
+from minipipe.core.specs import COUNT
 from minipipe.errors import (
     ArgumentError,
     Code,
@@ -20,15 +27,8 @@ from minipipe.schedules import (
     build,
     verify,
 )
-from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.schedules.placement import (
-    check_counts,
-    check_sizes_of,
-    neighbouring_placement,
-)
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes
-from minipipe.specs import COUNT
 
 
 def _resolved(

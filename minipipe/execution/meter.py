@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minipipe.autograd.memory import arrays_in, held_bytes, observe_recomputation
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action import Action, ActionKind
 
 if TYPE_CHECKING:
-    from minipipe.autograd.backend import Array
-    from minipipe.execution.executor import Executor
-    from minipipe.execution.stage import Stage
+    from minipipe.core.autograd.backend import Array
+    from minipipe.core.execution.executor import Executor
+    from minipipe.core.execution.stage import Stage
     from minipipe.nn import Module
 
 _WITHOUT_TIME = (ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD)

@@ -17,17 +17,17 @@ from zlib import crc32
 
 import numpy as np
 
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
+from minipipe.core.execution.payload import Payload
 from minipipe.core.objective import Loss as Loss
 from minipipe.core.objective import Objective, added, shared_out
+from minipipe.core.pytree import Bundle, leaves_like, rebuilt, tensors_in
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Tensor, record
 from minipipe.errors import ArgumentError, TensorError
-from minipipe.execution.payload import Payload
 from minipipe.execution.samples import ABSENT, Cut, copied
 from minipipe.hints import Familiar
 from minipipe.nn.collected_losses import AuxiliaryLosses, WithLosses
-from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
-from minipipe.specs import Spec
-from minipipe.tensor import Tensor, record
 
 if TYPE_CHECKING:
     from minipipe.execution.outputs import OutputDivision

@@ -29,9 +29,9 @@ import numpy as np
 
 from minipipe.autograd import Node
 from minipipe.autograd.memory import behind, buffer_of, inputs_again, saved_by
-from minipipe.execution.executor import Executor, Handlers, Pending, gives
+from minipipe.core.execution.executor import Executor, Handlers, Pending, gives
+from minipipe.core.schedules.action import Action, L, O
 from minipipe.execution.meter import persistent_arrays
-from minipipe.schedules.action import Action, L, O
 
 
 class Offloading:

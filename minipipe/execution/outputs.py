@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.module import is_exactly
+from minipipe.core.pytree import Bundle, tensors_in
+from minipipe.core.tensor import Tensor
 from minipipe.errors import ModelError, TensorError
 from minipipe.functional.distributed import (
     DistributedTensor,
@@ -45,10 +48,7 @@ from minipipe.nn import (
     Take,
 )
 from minipipe.nn.dividing import ELEMENTWISE
-from minipipe.nn.module import is_exactly
 from minipipe.nn.shards import Shard, ShardedParameter
-from minipipe.pytree import Bundle, tensors_in
-from minipipe.tensor import Tensor
 
 _TO_GATHER = "Give the last layer gather=True, or take ParallelCrossEntropyLoss."
 

@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 
 from minipipe.core.dividing import check_counts
 from minipipe.core.dividing import partition_evenly as partition_evenly
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, PartitionError, counted
-from minipipe.specs import Spec
 
 _COST = Spec(
     float, minimum=0, expected="a finite number, at least 0", error=PartitionError

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
+from minipipe.core.nn.module import computes_as
+from minipipe.core.nn.sequential import parameters_of
 from minipipe.errors import ArgumentError, ModelError, counted
 from minipipe.execution.choosing import (
     checked_blocks,
@@ -25,8 +27,6 @@ from minipipe.execution.choosing import (
 )
 from minipipe.execution.partition import partition_of
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.nn.module import computes_as
-from minipipe.nn.sequential import parameters_of
 from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled

@@ -12,16 +12,16 @@ from zlib import crc32
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, is_array
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, is_array
 from minipipe.core.dividing import even_sizes as even_sizes
 from minipipe.core.dividing import rows_of as rows_of
 from minipipe.core.dividing import split_microbatches as split_microbatches
+from minipipe.core.execution.payload import Payload
+from minipipe.core.pytree import flattened, rebuilt
+from minipipe.core.tensor import Tensor, record
 from minipipe.data import Share
 from minipipe.errors import MicrobatchError, TensorError, counted
-from minipipe.execution.payload import Payload
-from minipipe.pytree import flattened, rebuilt
-from minipipe.tensor import Tensor, record
 
 # -- what a user passes ----------------------------------------------------------------
 

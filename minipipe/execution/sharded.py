@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minipipe.execution.executor import Executor, Handlers, Resource, gives
+from minipipe.core.execution.executor import Executor, Handlers, Resource, gives
+from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.nn.fully_sharded import WholeLayers
-from minipipe.schedules.action import Action, ActionKind
 
 
 class WholeStage(WholeLayers, Resource):

@@ -19,20 +19,20 @@ from typing import Any
 
 from minipipe import nn
 from minipipe.autograd import Node, StageInput
-from minipipe.autograd.backend import Array, sum_of_gradients
-from minipipe.autograd.modes import is_grad_enabled
+from minipipe.core.autograd.backend import Array, sum_of_gradients
+from minipipe.core.autograd.modes import is_grad_enabled
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import Held
+from minipipe.core.nn.module import computes_as, is_exactly
+from minipipe.core.pytree import flattened
+from minipipe.core.schedules.action import R
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.tensor import Tensor, record
 from minipipe.errors import ModelError
 from minipipe.execution.objective import Weight
-from minipipe.execution.payload import Payload
 from minipipe.execution.row_handlers import RecomputingStage
-from minipipe.execution.stage import Held
-from minipipe.nn.module import computes_as, is_exactly
 from minipipe.nn.slices import Carried, SequenceSlice, computing
 from minipipe.nn.transformer import ResidualAttention
-from minipipe.pytree import flattened
-from minipipe.schedules.action import R
-from minipipe.schedules.action_table import Schedule
-from minipipe.tensor import Tensor, record
 
 # These layers compute each position of a sequence separately, or from those before it.
 _BY_POSITION = {

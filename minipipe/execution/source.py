@@ -12,8 +12,8 @@ from operator import methodcaller
 from time import perf_counter
 from typing import Any
 
+from minipipe.core.execution.executor import Binding, Executor
 from minipipe.core.values import NOUNS
-from minipipe.execution.executor import Binding, Executor
 
 
 def source_of(executor: Executor, calls_schedule: bool = False) -> str:

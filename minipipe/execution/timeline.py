@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import ProcessGroup
+from minipipe.core.execution.record import Record
+from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.analysis.dependencies import Value
 from minipipe.execution.checks.calls import part_of
-from minipipe.execution.record import Record
 from minipipe.schedules import (
     ActionKind,
     GradientSum,
@@ -26,8 +28,6 @@ from minipipe.schedules import (
     Timeline,
     repeat,
 )
-from minipipe.schedules.action import Action
-from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.replicas import gradient_sums
 
 
@@ -73,7 +73,7 @@ def measured_timeline(
     Examples
     --------
     >>> from minipipe import schedules
-    >>> from minipipe.schedules.analysis.lowering import lower
+    >>> from minipipe.core.schedules.analysis.lowering import lower
     >>> recorded = Recorded([(5.0, 6.0, 1), (6.0, 8.0, 0)], [], [], [], [])
     >>> print(measured_timeline(lower(schedules.gpipe(1, 1)), [recorded]))
     gpipe: makespan 3000 ms, bubble 0.0 %, peak activations by rank 1

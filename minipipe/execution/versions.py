@@ -27,21 +27,21 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup, Request
-from minipipe.comm.message import finish
-from minipipe.comm.objects import pack
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.comm.message import finish
+from minipipe.core.comm.objects import pack
+from minipipe.core.execution.executor import Executor, Handler, Handlers
+from minipipe.core.execution.stage import Stage
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, lifetimes, pairs_of
-from minipipe.execution.executor import Executor, Handler, Handlers
-from minipipe.execution.stage import Stage
+from minipipe.core.schedules.action import REDUCE_GRAD, Action, B, F, I, R, U, W
+from minipipe.core.schedules.action_table import Program
 from minipipe.execution.sums import leaves_of
 from minipipe.optim import Optimiser
 from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.parallel.reduction import Channel, Exchange, opened
-from minipipe.schedules.action import REDUCE_GRAD, Action, B, F, I, R, U, W
-from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.replicas import gradient_sums
 
 _COMPUTING = (F, B, I, W, R)

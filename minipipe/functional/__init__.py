@@ -7,6 +7,7 @@ check.
 """
 
 from minipipe._lazy import names_on_demand
+from minipipe.core.functional.linear import linear as linear
 
 # Arithmetic of Tensor is attached at once. The others, once their files are imported,
 # would be hidden by these.
@@ -14,6 +15,5 @@ from minipipe.functional import operators as operators
 from minipipe.functional.attention import attention as attention
 from minipipe.functional.embedding import embedding as embedding
 from minipipe.functional.gelu import gelu as gelu
-from minipipe.functional.linear import linear as linear
 
 __getattr__, __dir__, __all__ = names_on_demand(__name__, __file__)

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, Shape, array_module
-from minipipe.autograd.modes import next_key
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd.modes import next_key
+from minipipe.core.functional.elementwise import check_probability, dropped
+from minipipe.core.functional.operands import data_of, one_real, real_operands
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError, shape_error
-from minipipe.functional.elementwise import check_probability, dropped
-from minipipe.functional.operands import data_of, one_real, real_operands
-from minipipe.specs import Spec
-from minipipe.tensor import Operand, Tensor, op
 
 _BASE = Spec(
     float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"

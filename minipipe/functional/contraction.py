@@ -20,15 +20,15 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Shape
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Shape
+from minipipe.core.functional.elementwise import multiply
+from minipipe.core.functional.operands import operands
+from minipipe.core.functional.reduction import total
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import ArgumentError, counted, shape_error
-from minipipe.functional.elementwise import multiply
-from minipipe.functional.operands import operands
-from minipipe.functional.reduction import total
 from minipipe.functional.shape import contiguous, reshape, transpose
-from minipipe.specs import Spec
-from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.tensor import Tensor
 from minipipe.errors import TensorError
-from minipipe.tensor import Tensor
 
 _COMPARED = 64  # elements of the scores of each rank
 # replicas of one computation differ by rounding at most, and parts of one result by far

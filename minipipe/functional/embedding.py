@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import TensorError, shape_error
-from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 
 def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, array_module
-from minipipe.functional.operands import one_real
-from minipipe.tensor import op
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, array_module
+from minipipe.core.functional.operands import one_real
+from minipipe.core.tensor import op
 
 
 def _numbers(text: str) -> tuple[float, ...]:

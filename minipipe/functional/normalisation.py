@@ -11,13 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.functional.operands import real_operands
+from minipipe.core.specs import divisor
+from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError, counted, shape_error
-from minipipe.functional.operands import real_operands
 from minipipe.hints import with_hints
-from minipipe.specs import divisor
-from minipipe.tensor import Operand, Tensor, op
 
 
 def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:

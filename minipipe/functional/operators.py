@@ -18,14 +18,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Leaf
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.graph import Leaf
+from minipipe.core.functional import elementwise, operands, reduction
+from minipipe.core.tensor import Operand, Tensor
+from minipipe.core.tensor import op as op
 from minipipe.errors import ArgumentError, TensorError, shape_error
-from minipipe.functional import contraction, elementwise, operands, reduction, shape
+from minipipe.functional import contraction, shape
 from minipipe.hints import Familiar, instead_of, with_hints
-from minipipe.tensor import Operand, Tensor
-from minipipe.tensor import op as op
 
 
 def _swapped(

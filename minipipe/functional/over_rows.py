@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from minipipe.autograd.backend import Array, array_module
-from minipipe.autograd.graph import CUSTOM, Node
 from minipipe.autograd.memory import saved_by
-from minipipe.autograd.operation import GRADIENT, Plan, Value
-from minipipe.autograd.split import WeightWork
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.autograd.graph import CUSTOM, Node
+from minipipe.core.autograd.operation import GRADIENT, Plan, Value
+from minipipe.core.autograd.split import WeightWork
 
 
 def stacked(works: list[WeightWork]) -> WeightWork:

@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Shape, array_module
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Shape, array_module
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.functional.loss import (
+    check_range_of_labels,
+    not_labels,
+    weight_of_labels,
+)
+from minipipe.core.functional.operands import as_real, data_of, in_full
+from minipipe.core.tensor import Operand, Tensor, op, record
 from minipipe.functional.distributed import check_part, check_scores, marked
-from minipipe.functional.loss import check_range_of_labels, not_labels, weight_of_labels
-from minipipe.functional.operands import as_real, data_of, in_full
-from minipipe.tensor import Operand, Tensor, op, record
 
 
 @backend.collective

@@ -17,11 +17,11 @@ gradient is one product over all times:
 
 from __future__ import annotations
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, array_module
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, array_module
+from minipipe.core.functional.operands import as_real, operands
+from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import shape_error
-from minipipe.functional.operands import as_real, operands
-from minipipe.tensor import Operand, Tensor, op
 
 
 def _fitting(

@@ -7,15 +7,15 @@ from itertools import accumulate
 from numbers import Integral, Real
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.core.familiar import with_hints
+from minipipe.core.functional.elementwise import check_broadcast
+from minipipe.core.functional.operands import axis_of, data_of, one_real, operands
 from minipipe.core.joints import contiguous as contiguous
 from minipipe.core.joints import identity as identity
+from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import TensorError, quoted
-from minipipe.functional.elementwise import check_broadcast
-from minipipe.functional.operands import axis_of, data_of, one_real, operands
-from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 
 @op(attributes="shape", saves="before")

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.functional.operands import as_real, one_real, operands
+from minipipe.core.functional.reduction import mean
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import TensorError, counted, shape_error
-from minipipe.functional.operands import as_real, one_real, operands
-from minipipe.functional.reduction import mean
 from minipipe.hints import with_hints
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Setting = int | Shape
 """A number for all axes, or one for each."""

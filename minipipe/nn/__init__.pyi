@@ -1,11 +1,16 @@
 """The public names of ``minipipe.nn``, for type checkers and for ``minipipe._lazy``, one on a line."""
 
+from minipipe.core.nn.basic import Identity as Identity
+from minipipe.core.nn.basic import Linear as Linear
+from minipipe.core.nn.basic import ReLU as ReLU
+from minipipe.core.nn.basic import Tanh as Tanh
+from minipipe.core.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from minipipe.core.nn.losses import MSELoss as MSELoss
+from minipipe.core.nn.module import Module as Module
+from minipipe.core.nn.parameter import Parameter as Parameter
+from minipipe.core.nn.sequential import Sequential as Sequential
 from minipipe.nn import initialisers as initialisers
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss as AuxiliaryLoss
-from minipipe.nn.basic import Identity as Identity
-from minipipe.nn.basic import Linear as Linear
-from minipipe.nn.basic import ReLU as ReLU
-from minipipe.nn.basic import Tanh as Tanh
 from minipipe.nn.bundle import On as On
 from minipipe.nn.bundle import Take as Take
 from minipipe.nn.collected_losses import AuxiliaryLosses as AuxiliaryLosses
@@ -27,18 +32,13 @@ from minipipe.nn.layers import RMSNorm as RMSNorm
 from minipipe.nn.layers import Sigmoid as Sigmoid
 from minipipe.nn.layers import SiLU as SiLU
 from minipipe.nn.layers import Unembedding as Unembedding
-from minipipe.nn.losses import CrossEntropyLoss as CrossEntropyLoss
-from minipipe.nn.losses import MSELoss as MSELoss
-from minipipe.nn.module import Module as Module
 from minipipe.nn.parallel import ColumnParallelLinear as ColumnParallelLinear
 from minipipe.nn.parallel import ParallelAttention as ParallelAttention
 from minipipe.nn.parallel import ParallelCrossEntropyLoss as ParallelCrossEntropyLoss
 from minipipe.nn.parallel import ParallelEmbedding as ParallelEmbedding
 from minipipe.nn.parallel import ParallelUnembedding as ParallelUnembedding
 from minipipe.nn.parallel import RowParallelLinear as RowParallelLinear
-from minipipe.nn.parameter import Parameter as Parameter
 from minipipe.nn.recompute import Recompute as Recompute
-from minipipe.nn.sequential import Sequential as Sequential
 from minipipe.nn.spatial import AvgPool1d as AvgPool1d
 from minipipe.nn.spatial import AvgPool2d as AvgPool2d
 from minipipe.nn.spatial import Conv1d as Conv1d

@@ -23,9 +23,10 @@ from weakref import ref
 
 import numpy as np
 
-from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array
-from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.autograd import Leaf
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.parameter import HalfLeaf, Parameter
 from minipipe.nn.shards import ShardedParameter
 
 _DATA = attrgetter("data")

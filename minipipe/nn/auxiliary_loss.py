@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
+from minipipe.core.functional.operands import in_full
+from minipipe.core.nn.module import Module
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Tensor, record
 from minipipe.errors import TensorError
-from minipipe.functional.operands import in_full
 from minipipe.functional.shape import reshape
 from minipipe.nn.collected_losses import losses_here
 from minipipe.nn.function import text_of
-from minipipe.nn.module import Module
-from minipipe.specs import Spec
-from minipipe.tensor import Tensor, record
 
 
 class AuxiliaryLoss(Module):

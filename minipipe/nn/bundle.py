@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
+from minipipe.core.nn.module import Module
+from minipipe.core.pytree import Bundle
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError
-from minipipe.nn.module import Module
-from minipipe.pytree import Bundle
-from minipipe.specs import Spec
 
 Entry = str | int
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from minipipe.autograd import backend
-from minipipe.autograd.modes import setting
-from minipipe.pytree import Bundle, tensors_in
-from minipipe.tensor import Tensor, record
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.modes import setting
+from minipipe.core.pytree import Bundle, tensors_in
+from minipipe.core.tensor import Tensor, record
 
 
 class AuxiliaryLosses(list[Tensor]):
@@ -35,7 +35,7 @@ class AuxiliaryLosses(list[Tensor]):
         """Return the sum with a loss, with the same bits as in a pipeline."""
         if not self:
             return loss
-        from minipipe.functional.operands import in_full
+        from minipipe.core.functional.operands import in_full
         from minipipe.functional.shape import reshape
 
         return reshape(in_full(loss), ()) + sum(self[1:], self[0])

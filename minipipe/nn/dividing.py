@@ -13,7 +13,11 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.nn.module import Module, computes_as, is_exactly
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import Sequential, parameters_of, with_parts
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.bundle import On
@@ -28,7 +32,6 @@ from minipipe.nn.layers import (
     Tanh,
     Unembedding,
 )
-from minipipe.nn.module import Module, computes_as, is_exactly
 from minipipe.nn.parallel import (
     ColumnParallelLinear,
     ParallelAttention,
@@ -36,16 +39,13 @@ from minipipe.nn.parallel import (
     ParallelUnembedding,
     RowParallelLinear,
 )
-from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
-from minipipe.nn.sequential import Sequential, parameters_of, with_parts
 from minipipe.nn.transformer import (
     DecoderBlock,
     MultiHeadAttention,
     ResidualAttention,
     TransformerBlock,
 )
-from minipipe.specs import Spec
 
 ELEMENTWISE = (GELU, ReLU, Sigmoid, SiLU, Tanh)
 _CONTAINERS = (

@@ -31,17 +31,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd import Leaf, Node, backend
-from minipipe.autograd.backend import Array, array_module, prod
-from minipipe.autograd.graph import CUSTOM, Backward, BackwardWalk, Saved, unchanged
 from minipipe.autograd.memory import buffer_of, saved_by
-from minipipe.autograd.modes import current_mode, mode, next_order, setting
-from minipipe.comm.message import finish
-from minipipe.comm.process_group import OwnTag, ProcessGroup
+from minipipe.core.autograd import backend, graph
+from minipipe.core.autograd.backend import Array, array_module, prod
+from minipipe.core.autograd.graph import Backward, BackwardWalk, Leaf, Node, Saved
+from minipipe.core.autograd.modes import current_mode, mode, next_order, setting
+from minipipe.core.comm.message import finish
+from minipipe.core.comm.process_group import OwnTag, ProcessGroup
+from minipipe.core.nn.module import Module, computes_as
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import Sequential
+from minipipe.core.pytree import rebuilt, tensors_in
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Tensor, record
 from minipipe.errors import ArgumentError
 from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
-from minipipe.nn.module import Module, computes_as
-from minipipe.nn.parameter import Parameter
 from minipipe.nn.places import (
     Places,
     parameter_at,
@@ -50,11 +54,7 @@ from minipipe.nn.places import (
     put_shards,
 )
 from minipipe.nn.recompute import Recompute
-from minipipe.nn.sequential import Sequential
 from minipipe.parallel.reduction import AllGather, Channel, ReduceScatter
-from minipipe.pytree import rebuilt, tensors_in
-from minipipe.specs import Spec
-from minipipe.tensor import Tensor, record
 
 # Saved values that refer to no parameter.
 _WITHOUT_ARRAYS = (
@@ -361,7 +361,7 @@ class _Call:
         for i, (share, array) in enumerate(zip(shares, arrays)):
             saved = (partial(self._gradients.setdefault, i),)
             flags = (next_order(), share.requires_grad, False)
-            made_of = (CUSTOM[1], (self._joint,), saved)
+            made_of = (graph.CUSTOM[1], (self._joint,), saved)
             node = Node(*made_of, *flags, array.shape, share.dtype)
             wholes.append(_Whole(array, node, share))
         return wholes
@@ -410,7 +410,7 @@ class _Call:
         for result in results:
             if id(result) not in passed:
                 data = self._apart(result.data)
-                parents = ((result, self._filled), (shares, unchanged))
+                parents = ((result, self._filled), (shares, graph.unchanged))
                 passed[id(result)] = record(data, *parents)
         return [passed[id(result)] for result in results]
 
@@ -554,7 +554,7 @@ class _Shares(Node):
     __slots__ = ("call", "walk")
 
     def __init__(self, call: _Call, order: int) -> None:
-        super().__init__(CUSTOM[0], (), (), order)
+        super().__init__(graph.CUSTOM[0], (), (), order)
         self.call = call
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:

@@ -12,13 +12,13 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from minipipe import functional
-from minipipe.autograd import backend
-from minipipe.autograd.operation import Operation
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.operation import Operation
+from minipipe.core.nn.module import Module
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Tensor
 from minipipe.errors import ArgumentError
-from minipipe.nn.module import Module
-from minipipe.nn.parameter import Parameter
-from minipipe.specs import Spec
-from minipipe.tensor import Tensor
 
 
 class Function(Module):
@@ -85,7 +85,7 @@ def text_of(value: Any, *outer: Any) -> str:
     Examples
     --------
     >>> text_of(backend.is_floating)
-    'minipipe.autograd.backend.is_floating'
+    'minipipe.core.autograd.backend.is_floating'
     """
     if any(value is each for each in outer):
         return "itself"

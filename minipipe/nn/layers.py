@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
+from minipipe.core.nn.basic import Identity as Identity
+from minipipe.core.nn.basic import Linear as Linear
+from minipipe.core.nn.basic import ReLU as ReLU
+from minipipe.core.nn.basic import Tanh as Tanh
+from minipipe.core.nn.initialisers import Initialiser, constant, normal, uniform
+from minipipe.core.nn.module import Module, check_lengths
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import Sequential
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor, as_tensor
 from minipipe.errors import TensorError, counted, shape_error
-from minipipe.nn.basic import Identity as Identity
-from minipipe.nn.basic import Linear as Linear
-from minipipe.nn.basic import ReLU as ReLU
-from minipipe.nn.basic import Tanh as Tanh
-from minipipe.nn.initialisers import Initialiser, constant, normal, uniform
-from minipipe.nn.module import Module, check_lengths
-from minipipe.nn.parameter import Parameter
-from minipipe.nn.sequential import Sequential
 from minipipe.nn.slices import current_slice
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 class Flatten(Module):

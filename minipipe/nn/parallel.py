@@ -20,9 +20,14 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.nn.losses import CrossEntropyLoss
+from minipipe.core.nn.module import Module, is_exactly
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor, as_tensor
 from minipipe.errors import ArgumentError
 from minipipe.functional.distributed import marked
 from minipipe.functional.parallel import (
@@ -32,13 +37,8 @@ from minipipe.functional.parallel import (
     reduce_from,
 )
 from minipipe.nn.layers import Embedding, Linear, Unembedding
-from minipipe.nn.losses import CrossEntropyLoss
-from minipipe.nn.module import Module, is_exactly
-from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import Shard, ShardedParameter
 from minipipe.nn.transformer import MultiHeadAttention
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from minipipe.comm.process_group import ProcessGroup
-from minipipe.nn.module import Module
-from minipipe.nn.parameter import Parameter
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.nn.module import Module
+from minipipe.core.nn.parameter import Parameter
 from minipipe.nn.shards import FlatShard, ShardedParameter
 from minipipe.parallel.reduction import equal_parts
 

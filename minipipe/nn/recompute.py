@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.graph import CUSTOM, Node
-from minipipe.autograd.modes import (
+from minipipe.autograd.recompute import Recomputation, RecomputedNode
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.graph import CUSTOM, Node
+from minipipe.core.autograd.modes import (
     at,
     current_place,
     mode,
@@ -18,13 +19,12 @@ from minipipe.autograd.modes import (
     no_grad,
     record_again,
 )
-from minipipe.autograd.recompute import Recomputation, RecomputedNode
+from minipipe.core.nn.module import Module, in_modes, is_exactly
+from minipipe.core.pytree import rebuilt, tensors_in
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Tensor, as_tensor, record
 from minipipe.errors import TensorError
 from minipipe.nn.collected_losses import auxiliary_losses, losses_so_far
-from minipipe.nn.module import Module, in_modes, is_exactly
-from minipipe.pytree import rebuilt, tensors_in
-from minipipe.specs import Spec
-from minipipe.tensor import Tensor, as_tensor, record
 
 _COMPARED = 64  # elements of each result, which take some microseconds
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, Shape, array_module
 from minipipe.comm.agreement import digest
-from minipipe.comm.process_group import ProcessGroup
-from minipipe.nn.initialisers import Initialiser, constant
-from minipipe.nn.parameter import Parameter
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Shape, array_module
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.nn.initialisers import Initialiser, constant
+from minipipe.core.nn.parameter import Parameter
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 
-from minipipe.autograd.modes import setting
+from minipipe.core.autograd.modes import setting
+from minipipe.core.tensor import Tensor
 from minipipe.functional import contiguous
-from minipipe.tensor import Tensor
 
 # in the order of the calls in a forward: tensors of one slice for later slices
 Carried = list[tuple[Tensor, ...]]

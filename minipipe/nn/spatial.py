@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from minipipe import functional
-from minipipe.autograd.backend import prod
+from minipipe.core.autograd.backend import prod
+from minipipe.core.nn.initialisers import Initialiser, constant, he_uniform
+from minipipe.core.nn.module import Module
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.tensor import Tensor
 from minipipe.functional.windows import Setting, check_groups, check_padding, per_axis
 from minipipe.hints import with_hints
-from minipipe.nn.initialisers import Initialiser, constant, he_uniform
-from minipipe.nn.module import Module
-from minipipe.nn.parameter import Parameter
-from minipipe.tensor import Tensor
 
 
 class _Convolution(Module):

@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd.backend import Array
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.module import Module, check_names
+from minipipe.core.nn.parameter import Parameter
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.nn import layers, parallel, transformer
-from minipipe.nn.module import Module, check_names
-from minipipe.nn.parameter import Parameter
 from minipipe.nn.spatial import Conv1d, Conv2d
 
 _TRANSPOSED = (layers.Linear, parallel.ColumnParallelLinear, parallel.RowParallelLinear)

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
+from minipipe.core.nn.initialisers import glorot_uniform
+from minipipe.core.nn.module import Module, check_lengths
+from minipipe.core.specs import Spec, divisor
+from minipipe.core.tensor import Operand, Tensor
 from minipipe.errors import ArgumentError, ModelError, counted, shape_error
-from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import (
     GELU,
     Dropout,
@@ -20,10 +23,7 @@ from minipipe.nn.layers import (
     Residual,
     check_probability,
 )
-from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.slices import SequenceSlice, current_slice
-from minipipe.specs import Spec, divisor
-from minipipe.tensor import Operand, Tensor
 
 
 class MultiHeadAttention(Module):

@@ -10,17 +10,17 @@ from typing import Any, ClassVar, NoReturn, Self, cast
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import mode
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import mode
+from minipipe.core.nn.module import Module
+from minipipe.core.nn.parameter import HalfLeaf, Parameter
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
-from minipipe.nn.module import Module
-from minipipe.nn.parameter import HalfLeaf, Parameter
 from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
 from minipipe.optim.state import MASTER, problem_with
-from minipipe.specs import Spec
 
 
 class ParameterGroup(Familiar, SimpleNamespace):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from math import inf, sqrt
 from typing import Any, ClassVar
 
-from minipipe.autograd.backend import Array, array_module
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.nn.parameter import Parameter
 from minipipe.core.sgd import blocks as blocks
 from minipipe.core.sgd import sgd
-from minipipe.nn.parameter import Parameter
 from minipipe.optim.optimiser import Optimiser, ParameterGroup
 
 

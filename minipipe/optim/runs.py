@@ -12,9 +12,9 @@ from weakref import ref
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.parameter import HalfLeaf, Parameter
 
 States = MutableMapping[int, dict[str, Any]]
 Units = Sequence["Run | Parameter"]

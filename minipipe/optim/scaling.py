@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import fsum, inf, isfinite, sqrt
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.specs import COUNT, INDEX, Spec, state_of
+from minipipe.core.tensor import Tensor
 from minipipe.errors import ParameterError, RankError
 from minipipe.hints import Familiar, with_hints
-from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import over_parts
-from minipipe.specs import COUNT, INDEX, Spec, state_of
-from minipipe.tensor import Tensor
 
 # The norm has the same bits however the parameters are ordered, grouped or divided
 # among ranks: each gradient's sum of squares is computed alone, in float64, and

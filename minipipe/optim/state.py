@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.errors import counted
 
 if TYPE_CHECKING:

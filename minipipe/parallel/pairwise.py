@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minipipe.autograd.backend import Array, sum_of_gradients
+from minipipe.core.autograd.backend import Array, sum_of_gradients
 
 
 def in_pairs(add: Callable[[Any, Any], Any], terms: Sequence[Any]) -> Any:

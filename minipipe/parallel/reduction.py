@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.comm.message import (
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.comm.message import (
     HEADER_SIZE,
     MAGIC,
     Expectation,
@@ -40,8 +40,8 @@ from minipipe.comm.message import (
     finish,
     unpacked,
 )
-from minipipe.comm.objects import pack, unpack
-from minipipe.comm.process_group import OwnTag, ProcessGroup
+from minipipe.core.comm.objects import pack, unpack
+from minipipe.core.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import MessageError
 from minipipe.parallel.pairwise import in_pairs, sum_in_pairs
 

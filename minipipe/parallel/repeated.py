@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm.channel import ReceiveChannel, SendChannel
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.parallel.pairwise import in_pairs, sum_in_pairs
 from minipipe.parallel.reduction import Arrays, Part, equal_parts, opened
 

@@ -22,14 +22,14 @@ from minipipe.core.framing import (
     with_last,
     with_rank_kind,
 )
-from minipipe.errors import misuse
-from minipipe.passes.kinds import tied_groups
-from minipipe.passes.shards import shard
-from minipipe.schedules.action import (
+from minipipe.core.schedules.action import (
     REDUCE_GRAD,
     U,
 )
-from minipipe.schedules.action_table import Program, check_table
+from minipipe.core.schedules.action_table import Program, check_table
+from minipipe.errors import misuse
+from minipipe.passes.kinds import tied_groups
+from minipipe.passes.shards import shard
 
 Tied = Iterable[Sequence[int]]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import Program, check_table
+from minipipe.core.specs import INDEX
 from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Program, check_table
-from minipipe.specs import INDEX
 
 _GATHER = ActionKind("GATHER")
 _FREE = ActionKind("FREE")

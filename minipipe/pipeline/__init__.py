@@ -1,7 +1,7 @@
 """A model partitioned into stages, and the executor that runs a schedule on it."""
 
+from minipipe.core.execution.stage import Stage
 from minipipe.execution.plan import Plan
-from minipipe.execution.stage import Stage
 from minipipe.hints import names_of
 from minipipe.pipeline.pipeline import Pipeline
 

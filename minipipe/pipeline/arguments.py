@@ -13,6 +13,7 @@ import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import check_agreement
+from minipipe.core.specs import FLAG, Spec
 from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.description import description
 from minipipe.execution.plan import Plan
@@ -20,7 +21,6 @@ from minipipe.pipeline.options import KEYWORDS, PipelineOptions, apart, checked
 from minipipe.pipeline.planning import Planned, Stages, planned
 from minipipe.schedules import REGISTRY, Program, Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled
-from minipipe.specs import FLAG, Spec
 
 _TOGETHER = {
     "schedule": ("num_microbatches", "chunks_per_rank"),

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from minipipe.core.execution.executor import Executor
+from minipipe.core.execution.stage import Stage
+from minipipe.core.schedules.action import ActionKind
 from minipipe.errors import ArgumentError
-from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
-from minipipe.execution.stage import Stage
-from minipipe.schedules.action import ActionKind
 
 if TYPE_CHECKING:
     from minipipe.compile.program import Compiler

@@ -11,12 +11,12 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.channel import ExchangeChannel
-from minipipe.comm.process_group import OwnTag
+from minipipe.core.comm.process_group import OwnTag
+from minipipe.core.execution.payload import Payload
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import Part, part_of
 from minipipe.execution.checks.finite import StepCheck
-from minipipe.execution.payload import Payload
 
 # of losses, each with its channels: they differ in numbers of microbatches and metrics
 _MOST_FORMS = 8

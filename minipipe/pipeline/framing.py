@@ -12,28 +12,27 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.execution import PendingLoss
-from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
-from minipipe.execution.checks.finite import FiniteCheck, StepCheck
-from minipipe.execution.executor import (
+from minipipe.core.execution.executor import (
     Executor,
     Handler,
     Handlers,
     and_then,
     gives,
 )
-from minipipe.execution.observers import journal
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import Program
+from minipipe.execution import PendingLoss
+from minipipe.execution.batch import Batch
+from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
+from minipipe.execution.checks.finite import FiniteCheck, StepCheck
 from minipipe.execution.plan import Plan
-from minipipe.execution.row_handlers import handlers_of
+from minipipe.execution.row_handlers import handlers_of, journal
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import lower
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Program
 
 if TYPE_CHECKING:
     from minipipe.execution.sums import GradientSums

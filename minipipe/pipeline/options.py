@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
+from minipipe.core.schedules.action_table import Program, Schedule
+from minipipe.core.specs import FLAG, INDEX, Spec
 from minipipe.errors import warn_caller
 from minipipe.execution.objective import Loss, Metric, Weight, Where
-from minipipe.schedules.action_table import Program, Schedule
-from minipipe.specs import FLAG, INDEX, Spec
 
 if TYPE_CHECKING:
     from minipipe.tuning.memory import MakeOptimiser

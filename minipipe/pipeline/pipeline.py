@@ -18,8 +18,10 @@ from typing import (
 
 import numpy as np
 
-from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.execution.executor import Executor
+from minipipe.core.specs import COUNT
 from minipipe.errors import not_copyable, warn_caller
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
@@ -29,11 +31,9 @@ from minipipe.execution.checks.calls import (
     warn_of_another_order,
 )
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
-from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Metric, Where
-from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
-from minipipe.execution.row_handlers import handlers_of
+from minipipe.execution.row_handlers import handlers_of, journal
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
@@ -54,7 +54,6 @@ from minipipe.pipeline.predicting import Predictors
 from minipipe.pipeline.steps import Steps
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import ActionKind, Program, Schedule
-from minipipe.specs import COUNT
 
 if TYPE_CHECKING:
     from minipipe.execution.sums import GradientSums

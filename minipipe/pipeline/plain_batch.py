@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.core.execution.payload import Payload
 from minipipe.execution.batch import Batch
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Cut, rows_of
 
 

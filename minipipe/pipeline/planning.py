@@ -10,6 +10,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.core.schedules.action import U
 from minipipe.errors import ArgumentError, ModelError, RankError, counted
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.checks.comparison import check_first_values
@@ -18,7 +19,6 @@ from minipipe.execution.plan import Plan, check_model
 from minipipe.hints import check_pipeline_options
 from minipipe.nn import Sequential
 from minipipe.pipeline.options import MeasuringOptions, PipelineOptions
-from minipipe.schedules.action import U
 
 
 class Planned(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from minipipe.core.execution.executor import Executor
+from minipipe.core.nn.module import modes_of
 from minipipe.errors import counted
-from minipipe.execution.executor import Executor
-from minipipe.nn.module import modes_of
 from minipipe.pipeline.compiling import Compiling
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.training_call import TrainingCall

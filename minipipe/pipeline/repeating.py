@@ -31,15 +31,15 @@ from zlib import crc32
 
 import numpy as np
 
-from minipipe.autograd.modes import mode
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.core.autograd.modes import mode
+from minipipe.core.execution.executor import Binding, Executor
 from minipipe.core.objective import Objective
 from minipipe.data import take_last_draw
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.checks.updates import fingerprint, form_of_array
-from minipipe.execution.executor import Binding, Executor
 from minipipe.execution.source import name_of
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.plain_batch import PlainBatch

@@ -18,10 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.modes import current_mode, mode, setting
 from minipipe.comm import ProcessGroup
+from minipipe.core.autograd.modes import current_mode, mode, setting
+from minipipe.core.execution.executor import Executor
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.record import Record
+from minipipe.core.execution.stage import Stage
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, pairs_of
+from minipipe.core.schedules.action import Action, R, U
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import Spec
 from minipipe.errors import (
     ArgumentError,
     Code,
@@ -32,7 +39,6 @@ from minipipe.errors import (
 )
 from minipipe.execution import BatchLoss
 from minipipe.execution.checks.calls import check_frozen, part_of
-from minipipe.execution.executor import Executor
 from minipipe.execution.objective import (
     BatchObjective,
     Exchange,
@@ -41,12 +47,9 @@ from minipipe.execution.objective import (
     added,
     shares,
 )
-from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.record import Record
 from minipipe.execution.row_handlers import handlers_of
 from minipipe.execution.samples import Microbatches, as_given, samples, sizes_of
-from minipipe.execution.stage import Stage
 from minipipe.execution.versions import HeldCopies, ReplicaSums, Updating
 from minipipe.nn import Recompute
 from minipipe.optim import Optimiser
@@ -54,9 +57,6 @@ from minipipe.passes.framing import frame
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.training_call import TrainingCall
-from minipipe.schedules.action import Action, R, U
-from minipipe.schedules.action_table import ActionTable
-from minipipe.specs import Spec
 
 _OPTIMISER = Spec(
     Optimiser, expected="an optimiser, such as optim.Adam(pipeline.parameters())"

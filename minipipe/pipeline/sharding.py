@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.comm.message import finish
-from minipipe.comm.process_group import OwnTag
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.comm.message import finish
+from minipipe.core.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, not_copyable
 from minipipe.execution.plan import Plan
 from minipipe.nn import Parameter

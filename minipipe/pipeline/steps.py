@@ -6,16 +6,16 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
+from minipipe.core.execution.executor import Executor
+from minipipe.core.execution.record import Record
+from minipipe.core.specs import COUNT
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution import PendingLoss
 from minipipe.execution.checks.calls import check_backward
-from minipipe.execution.executor import Executor
-from minipipe.execution.record import Record
 from minipipe.pipeline.compiling import Compiling
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.training_call import TrainingCall
 from minipipe.schedules import Schedule
-from minipipe.specs import COUNT
 
 _KEPT = 8  # for timeline()
 

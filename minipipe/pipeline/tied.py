@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, sum_of_gradients
-from minipipe.comm.message import finish
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, sum_of_gradients
+from minipipe.core.comm.message import finish
 from minipipe.parallel.reduction import Channel, Exchange
 
 if TYPE_CHECKING:

@@ -33,8 +33,18 @@ _CARRIES = {
     **dict.fromkeys((ActionKind.SEND_B, ActionKind.RECV_B), "gradient"),
 }
 
+# The description of an idle time whose cause is known without an awaited action.
+_WITHOUT_ACTION = {
+    IdleCause.DRAIN: "has nothing left to do in this step",
+    IdleCause.UPDATE: "between two steps (the optimiser and other work of the program)",
+    IdleCause.OVERHEAD: (
+        "between two actions (overhead: bookkeeping or, if measured, another program "
+        "on its core)"
+    ),
+}
 
-def darker_words(panels: Sequence[Panel]) -> str:
+
+def darker_label(panels: Sequence[Panel]) -> str:
     """Return the meaning of the shades of a kind of action.
 
     Examples
@@ -42,8 +52,8 @@ def darker_words(panels: Sequence[Panel]) -> str:
     >>> from minipipe import schedules
     >>> from minipipe.render.panel import panels_of
     >>> (
-    ...     darker_words(panels_of([schedules.zb_v(4, 8)])),
-    ...     darker_words(panels_of([schedules.chimera(4, 8)])),
+    ...     darker_label(panels_of([schedules.zb_v(4, 8)])),
+    ...     darker_label(panels_of([schedules.chimera(4, 8)])),
     ... )
     ('darker: a later stage of the same rank', 'darker: a replica of later microbatches, or a later stage')
     """
@@ -52,14 +62,14 @@ def darker_words(panels: Sequence[Panel]) -> str:
     return "darker: a later stage of the same rank"
 
 
-def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
+def held_label(is_memory: bool, panels: Sequence[Panel]) -> str:
     """Return the name of a strip or bar that shows the memory or activations of a rank.
 
     Examples
     --------
     >>> from minipipe import schedules
     >>> from minipipe.render.panel import panels_of
-    >>> held_words(is_memory=False, panels=panels_of([schedules.gpipe(2, 2)]))
+    >>> held_label(is_memory=False, panels=panels_of([schedules.gpipe(2, 2)]))
     'activations held'
     """
     if not is_memory:
@@ -113,36 +123,26 @@ def describe_wait(idle: Idle) -> str:
     >>> describe_wait(simulate(schedules.gpipe(2, 2)).idle[0][0])
     'waits for 1B0 on rank 1 (gradient of microbatch 0)'
     """
-    if idle.cause is IdleCause.DRAIN:
-        return "has nothing left to do in this step"
-    if idle.cause is IdleCause.UPDATE:
-        return "between two steps (the optimiser and other work of the program)"
-    if idle.cause is IdleCause.OVERHEAD:
-        return (
-            "between two actions (overhead: bookkeeping or, if measured, another "
-            "program on its core)"
-        )
-    if idle.awaited is None:
+    awaited = idle.awaited
+    if idle.cause in _WITHOUT_ACTION:
+        return _WITHOUT_ACTION[idle.cause]
+    if awaited is None:
         return "has not begun" if idle.cause is IdleCause.WARM_UP else "waits"
     if idle.cause is IdleCause.SENDING:
-        return f"waits until rank {idle.source} reaches {idle.awaited}"
-    if idle.awaited.kind is ActionKind.REDUCE_GRAD:
+        return f"waits until rank {idle.source} reaches {awaited}"
+    kind = awaited.kind
+    if kind is ActionKind.REDUCE_GRAD:
+        progress = "it is in progress"
         if idle.running:
-            is_late = f"rank {idle.source} is still in {idle.running}"
-        else:
-            is_late = "it is in progress"
-        reduction = f"the gradient all-reduce of stage {idle.awaited.stage}"
-        return f"waits for {reduction}: {is_late}"
-    if idle.awaited.kind is ActionKind.LOAD:
-        return f"waits for {idle.awaited}: the activations are on their way"
-    kind = idle.awaited.kind
-    if kind.is_of_rank:
-        return (
-            f"waits for {idle.awaited} on rank {idle.source} ({kind.declaration.words})"
-        )
-    noun = _CARRIES.get(kind, kind.declaration.words)
-    payload = f"{noun} of microbatch {idle.awaited.microbatch}"
-    return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
+            progress = f"rank {idle.source} is still in {idle.running}"
+        return f"waits for the gradient all-reduce of stage {awaited.stage}: {progress}"
+    if kind is ActionKind.LOAD:
+        return f"waits for {awaited}: the activations are on their way"
+    payload = kind.declaration.words
+    if not kind.is_of_rank:
+        value = _CARRIES.get(kind, payload)
+        payload = f"{value} of microbatch {awaited.microbatch}"
+    return f"waits for {awaited} on rank {idle.source} ({payload})"
 
 
 def way_of(message: Message) -> str:
@@ -153,8 +153,8 @@ def way_of(message: Message) -> str:
 def ways_of(panels: Sequence[Panel]) -> list[str]:
     """Return the ways of all messages, each once."""
     messages = (message for panel in panels for message in panel.timeline.messages)
-    found = set(map(way_of, messages))
-    return [way for way in WAYS if way in found]
+    used = set(map(way_of, messages))
+    return [way for way in WAYS if way in used]
 
 
 def describe_message(message: Message) -> str:
@@ -185,8 +185,8 @@ def short_label(action: Action, names_stage: bool) -> str:
 
 
 def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], str]]:
-    """Return the entries of a legend: kinds, in the order of their declarations, and
-    what they are.
+    """Return the entries of a legend: kinds, in the order of their declarations, with
+    their descriptions.
 
     Kinds that belong to a rank have one entry.
 
@@ -196,10 +196,12 @@ def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], st
     ([<ActionKind.FINITE: 'FINITE'>, <ActionKind.LOSS: 'LOSS'>], 'frame of the step')
     """
     ordered = [kind for kind in map(ActionKind, KINDS) if kind in kinds]
-    own = (kind for kind in ordered if not kind.is_of_rank)
-    entries = [([kind], kind.declaration.words) for kind in own]
-    frame = [kind for kind in ordered if kind.is_of_rank]
-    return [*entries, (frame, "frame of the step")] if frame else entries
+    of_stages = (kind for kind in ordered if not kind.is_of_rank)
+    entries = [([kind], kind.declaration.words) for kind in of_stages]
+    of_ranks = [kind for kind in ordered if kind.is_of_rank]
+    if of_ranks:
+        entries.append((of_ranks, "frame of the step"))
+    return entries
 
 
 def title(timeline: Timeline) -> str:

@@ -9,15 +9,15 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import note_lines, printable, write_whole
 from minipipe.render.html import draw_html
 from minipipe.render.perfetto import perfetto_trace
 from minipipe.render.svg import draw_svg
 from minipipe.render.text import draw_text
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.specs import Spec
 
 # pixels for each pixel of the SVG, for printers and screens of high resolution
 _PNG_SCALE = 2
@@ -30,8 +30,9 @@ def _text(
     head = list(note_lines(notes))
     if title:
         head = [printable(title), *head]
-    blank = [""] if head else []
-    return "\n".join([*head, *blank, draw_text(*drawn, width=_TEXT_WIDTH), ""])
+    if head:
+        head.append("")
+    return "\n".join([*head, draw_text(*drawn, width=_TEXT_WIDTH), ""])
 
 
 # The drawing of a file with each ending. Pictures are drawn as SVG, and then converted.
@@ -136,7 +137,9 @@ def converted(content: str, ending: str) -> str | bytes:
     """
     if ending == ".png":
         return _cairosvg(ending).svg2png(content.encode(), scale=_PNG_SCALE)
-    return _cairosvg(ending).svg2pdf(content.encode()) if ending == ".pdf" else content
+    if ending == ".pdf":
+        return _cairosvg(ending).svg2pdf(content.encode())
+    return content
 
 
 def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
@@ -162,24 +165,26 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     ending = Path(path).suffix.lower()
     if ending not in endings:
         *others, last = (each + _MEANINGS.get(each, "") for each in endings)
-        given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
-        reason = f"{quoted(str(path), 200)} {given}"
-        how = f"expected {', '.join(others)} or {last}"
-        raise ArgumentError(f"{reason}; {how}.")
+        problem = "has no ending"
+        if ending:
+            problem = f"ends in {printable(ending[:20])}"
+        expected = f"{', '.join(others)} or {last}"
+        name = quoted(str(path), 200)
+        raise ArgumentError(f"{name} {problem}; expected {expected}.")
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending
 
 
-def _cairosvg(given: str) -> ModuleType:
+def _cairosvg(name: str) -> ModuleType:
     try:
         import cairosvg
     except ImportError:
-        what = f"{given!r} needs CairoSVG, which is not installed"
-        message = f"{what}; run `pip install cairosvg`, or write .svg."
-        raise ArgumentError(message) from None
+        problem = f"{name!r} needs CairoSVG, which is not installed"
+        advice = "run `pip install cairosvg`, or write .svg"
+        raise ArgumentError(f"{problem}; {advice}.") from None
     except OSError:  # CairoSVG is installed, but cannot load the library
-        what = f"{given!r} needs the library Cairo, which is not installed"
-        message = f"{what}; run `apt-get install libcairo2`"
-        raise ArgumentError(f"{message}, or write .svg.") from None
+        problem = f"{name!r} needs the library Cairo, which is not installed"
+        advice = "run `apt-get install libcairo2`, or write .svg"
+        raise ArgumentError(f"{problem}; {advice}.") from None
     return cairosvg

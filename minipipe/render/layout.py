@@ -45,7 +45,7 @@ def _width(character: str) -> float:
     return _WIDTHS.get(character, 1.0)
 
 
-def wrapped(text: str, size: float, room: float) -> list[str]:
+def wrapped(text: str, size: float, width: float) -> list[str]:
     """Break a text into lines, between words where possible.
 
     Examples
@@ -54,20 +54,20 @@ def wrapped(text: str, size: float, room: float) -> list[str]:
     ['a makespan of', '33 units']
     """
     lines = [""]
-    for word in _words(text, size, room):
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if text_width(longer, size) <= room:
+    for word in _words(text, size, width):
+        longer = f"{lines[-1]} {word}".lstrip()
+        if text_width(longer, size) <= width:
             lines[-1] = longer
         else:
             lines.append(word)
     return lines
 
 
-def _words(text: str, size: float, room: float) -> Iterator[str]:
+def _words(text: str, size: float, width: float) -> Iterator[str]:
     """Yield the words of a text; words wider than a line come in pieces."""
-    most = max(1, int(room / size))  # no character is wider than the size of its font
+    most = max(1, int(width / size))  # no character is wider than the size of its font
     for word in text.split():
-        while text_width(word, size) > room and len(word) > most:
+        while text_width(word, size) > width and len(word) > most:
             yield word[:most]
             word = word[most:]
         yield word
@@ -85,7 +85,7 @@ def number(value: float) -> str:
     return "0" if digits == "-0" else digits
 
 
-# of any unit: below it, divisions overflow, so that such a duration counts as 0
+# In any unit. Divisions by a shorter duration overflow, so it counts as 0.
 _SHORTEST = 1e-300
 
 
@@ -99,14 +99,14 @@ class Axis:
         The longest makespan, in the unit of the timelines.
     unit : str
         ``"s"`` or ``"units"``; seconds are marked in milliseconds.
-    left, room : float
+    left, width : float
         The x coordinate of time 0, and the width available for the duration, in pixels.
     tick_size : float
         The font size of the marks, in pixels.
 
     Examples
     --------
-    >>> axis = Axis(33.0, "units", left=60, room=840)
+    >>> axis = Axis(33.0, "units", left=60, width=840)
     >>> axis.scale, axis.x(33.0), axis.ticks
     (25, 885.0, ((0.0, '0'), (5.0, '5'), (10.0, '10'), (15.0, '15'), (20.0, '20'), (25.0, '25'), (30.0, '30')))
     """
@@ -114,7 +114,7 @@ class Axis:
     duration: float
     unit: str
     left: float
-    room: float
+    width: float
     tick_size: float = 11.0
 
     @cached_property
@@ -124,14 +124,16 @@ class Axis:
         """
         if self.duration < _SHORTEST:
             return 0.0
-        scale = self.room / self.duration
-        is_near = self.unit != "s" and math.floor(scale) > 0.96 * scale
-        return math.floor(scale) if is_near else scale
+        scale = self.width / self.duration
+        whole = math.floor(scale)
+        if self.unit != "s" and whole > 0.96 * scale:
+            return whole
+        return scale
 
     @property
     def right(self) -> float:
         """The x coordinate of the end of the duration, in pixels."""
-        return self.left + (self.duration * self.scale or self.room)
+        return self.left + (self.duration * self.scale or self.width)
 
     def x(self, time: float) -> float:
         """Return the x coordinate of a time, rounded to a hundredth of a pixel: equal
@@ -147,10 +149,10 @@ class Axis:
         if not self.scale:
             return ((0.0, "0"),)
         widest = text_width(f"{round_step(length / 10) * 9:.10g}", self.tick_size)
-        step = round_step(
-            length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size))))
-        )
-        marks = (i * step for i in range(math.floor(length / step * (1 + 1e-12)) + 1))
+        fitting = int(self.width / (widest + 2.5 * self.tick_size))
+        step = round_step(length / max(1, min(12, fitting)))
+        count = math.floor(length / step * (1 + 1e-12)) + 1
+        marks = (i * step for i in range(count))
         return tuple((mark / factor, f"{mark:.10g}") for mark in marks)
 
 
@@ -178,22 +180,26 @@ class LogAxis(NamedTuple):
 
     @classmethod
     def over(
-        cls, amounts: Iterable[float], start: float, end: float, floor: float = 0.0
+        cls, amounts: Iterable[float], start: float, end: float, minimum: float = 0.0
     ) -> LogAxis:
         """Return an axis for the amounts, with a small margin beyond them; it begins at
-        ``floor`` or above.
+        ``minimum`` or above.
         """
-        known = [max(amount, floor) for amount in amounts]
-        room = 1.12 if max(known) < 8 * min(known) else 1.25
-        return cls(max(min(known) / room, floor), max(known) * room, start, end)
+        known = [max(amount, minimum) for amount in amounts]
+        least = min(known)
+        most = max(known)
+        margin = 1.25
+        if most < 8 * least:
+            margin = 1.12
+        return cls(max(least / margin, minimum), most * margin, start, end)
 
     def at(self, amount: float) -> float:
         """Return the coordinate of an amount, to a hundredth of a pixel; amounts beyond
         an end are drawn at the end.
         """
         inside = min(max(amount, self.least), self.most)
-        share = math.log(inside / self.least) / math.log(self.most / self.least)
-        return round(self.start + share * (self.end - self.start), 2)
+        part = math.log(inside / self.least) / math.log(self.most / self.least)
+        return round(self.start + part * (self.end - self.start), 2)
 
     def powers_of_two(self) -> list[float]:
         """Return the powers of two on the axis."""

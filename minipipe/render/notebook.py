@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.io import escaped
 from minipipe.render.svg import draw_svg
 from minipipe.render.terminal import has_colour
 from minipipe.render.text import draw_text
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
 
 
@@ -75,8 +75,9 @@ def _notebook() -> Any:
     It is never imported here.
     """
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return ipython if hasattr(shell, "kernel") else None
+    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    return ipython
 
 
 def picture_or_text(drawn: ActionTable | Timeline) -> str:

@@ -149,7 +149,9 @@ def fill_of(kind: ActionKind) -> Fill:
     ... ]
     True
     """
-    return FILL.get(kind, _SEND if kind.is_communication else _DECLARED)
+    if kind.is_communication:
+        return _SEND
+    return FILL.get(kind, _DECLARED)
 
 
 # The hatching of idle time, by cause: the angle of the lines in degrees, clockwise, and
@@ -183,11 +185,9 @@ def chunks_by_kind(
     ... )
     {<ActionKind.FORWARD: 'F'>: [0], <ActionKind.BACKWARD: 'B'>: [0, 1]}
     """
-    found = set(boxes)
+    chunks: dict[ActionKind, set[int]] = {}
+    for kind, chunk in boxes:
+        chunks.setdefault(kind, set()).add(chunk)
     kinds = (kind for kind in map(ActionKind, KINDS) if not kind.is_communication)
-    chunks = {}
-    for kind in dict.fromkeys((*FILL, *kinds)):
-        own = sorted(chunk for other, chunk in found if other is kind)
-        if own:
-            chunks[kind] = own
-    return chunks
+    ordered = dict.fromkeys((*FILL, *kinds))
+    return {kind: sorted(chunks[kind]) for kind in ordered if kind in chunks}

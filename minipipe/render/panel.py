@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import chain, count, permutations, starmap
 from typing import NamedTuple
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import Spec
 from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
 from minipipe.schedules import (
@@ -20,9 +22,7 @@ from minipipe.schedules import (
     Timeline,
     simulate,
 )
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import in_groups
-from minipipe.specs import Spec
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together:
 # whole rounds of F B and of F I W, so that bands look alike.
@@ -74,16 +74,18 @@ class Panel:
         stages: list[tuple[int, ...]] = []
         for rank in range(timeline.num_ranks):
             homes = replicas.items()
-            own = sorted((on.index(rank), stage) for stage, on in homes if rank in on)
-            stages.append(tuple(stage for _, stage in own))
+            here = sorted((on.index(rank), stage) for stage, on in homes if rank in on)
+            stages.append(tuple(stage for _, stage in here))
         self.stages = tuple(stages)
         self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 
     def chunk_of(self, rank: int, action: Action) -> int:
         """Return the index of an action's stage among the stages of its rank, from 0; 0
-        for one of the rank itself.
+        for an action of the rank itself.
         """
-        return 0 if action.kind.is_of_rank else self._chunks[rank][action.stage]
+        if action.kind.is_of_rank:
+            return 0
+        return self._chunks[rank][action.stage]
 
     def beside(self, rank: int) -> list[Beside]:
         """Return the transfers concurrent with the actions of a rank that take some
@@ -101,19 +103,22 @@ class Panel:
         ... ]
         [('0O0', 1.0, 2.0), ('0L0', 2.0, 3.0)]
         """
-        sums = (found for found in self.timeline.sums if rank in found.ranks)
-        own = [Beside(s.actions[s.ranks.index(rank)], s.begin, s.end, s) for s in sums]
-        copies = self.timeline.copies[rank] if self.timeline.copies else ()
-        every = (*own, *starmap(Beside, copies))
-        return [each for each in every if each.end > each.start]
+        transfers = []
+        for reduction in self.timeline.sums:
+            if rank in reduction.ranks:
+                action = reduction.actions[reduction.ranks.index(rank)]
+                times = (reduction.begin, reduction.end)
+                transfers.append(Beside(action, *times, reduction))
+        transfers += starmap(Beside, copies_of(self.timeline, rank))
+        return [each for each in transfers if each.end > each.start]
 
     def kinds_beside(self) -> list[ActionKind]:
         """Return the kinds of transfers concurrent with actions, each for a thin lane
         of its own.
         """
         beside = map(self.beside, range(self.timeline.num_ranks))
-        found = {each.action.kind for each in chain.from_iterable(beside)}
-        return [kind for kind in map(ActionKind, KINDS) if kind in found]
+        occurring = {each.action.kind for each in chain.from_iterable(beside)}
+        return [kind for kind in map(ActionKind, KINDS) if kind in occurring]
 
     def names_stage(self, rank: int) -> bool:
         """Return whether labels must name the stage: only if the rank has several."""
@@ -164,20 +169,17 @@ class Panel:
     def tells_memory(self) -> bool:
         """Whether the memory is known and is not just the number of activations."""
         timeline = self.timeline
-        # Whether costs give a size of 1 to a pair, as they do by default, or to a
+        if timeline.memory is None:
+            return False
+        if timeline.memory_unit == "bytes":
+            return True
+        # The costs may give a size of 1 to a pair, as they do by default, or to a
         # microbatch.
-        of_pairs = timeline.held_activations, timeline.peak_activations
-        of_microbatches = (
-            self.held_activations,
-            tuple(map(self._counted, timeline.peak_activations)),
-        )
-        is_number = (timeline.memory, timeline.peak_memory) in (
-            of_pairs,
-            of_microbatches,
-        )
-        return timeline.memory is not None and (
-            timeline.memory_unit == "bytes" or not is_number
-        )
+        peaks = tuple(map(self._counted, timeline.peak_activations))
+        of_pairs = (timeline.held_activations, timeline.peak_activations)
+        of_microbatches = (self.held_activations, peaks)
+        known = (timeline.memory, timeline.peak_memory)
+        return known not in (of_pairs, of_microbatches)
 
     @property
     def recomputes(self) -> bool:
@@ -204,7 +206,7 @@ class Panel:
         return not all(message.was_awaited for message in messages)
 
     @cached_property
-    def joined(self) -> dict[Action, Span]:
+    def overlapped(self) -> dict[Action, Span]:
         """Maps each of two overlapped actions to the span of the other."""
         groups = (group for row in self.timeline.spans for group in in_groups(row))
         pairs = (pair for group in groups for pair in permutations(group, 2))
@@ -213,6 +215,13 @@ class Panel:
     @cached_property
     def _chunks(self) -> list[dict[int, int]]:
         return [dict(zip(stages, count())) for stages in self.stages]
+
+
+def copies_of(timeline: Timeline, rank: int) -> tuple[Span, ...]:
+    """Return the activation copies of a rank; none if the schedule has no copies."""
+    if timeline.copies:
+        return timeline.copies[rank]
+    return ()
 
 
 def side_by_side(spans: Sequence[Span]) -> list[Span]:
@@ -239,53 +248,52 @@ def side_by_side(spans: Sequence[Span]) -> list[Span]:
 
 
 def _replicas(timeline: Timeline) -> dict[int, list[int]]:
-    """Return the ranks of each stage, by the lowest microbatch that each of them
-    has.
-    """
+    """Return the ranks of each stage, ordered by their lowest microbatch."""
     lowest: dict[int, dict[int, int]] = {}
     for rank, row in enumerate(timeline.spans):
         for (stage, kind, k), _, _ in row:
             if kind.is_of_rank:
                 continue
-            own = lowest.setdefault(stage, {})
-            own[rank] = min(k, own.get(rank, k))
-    return {stage: sorted(own, key=own.__getitem__) for stage, own in lowest.items()}
+            first = lowest.setdefault(stage, {})
+            first[rank] = min(k, first.get(rank, k))
+    return {stage: sorted(ks, key=ks.__getitem__) for stage, ks in lowest.items()}
 
 
-def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
-    """Return, for each item, how many pairs count as one: all pairs of a rank and
-    sequence if these differ, else 1.
+def pairs_per_unit(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
+    """Return, for each item, how many (stage, microbatch) pairs count as one: all pairs
+    of a rank and sequence if these numbers differ between items, otherwise 1.
 
     This makes the items comparable: a model cut into more stages has the same layers on
-    each rank, but smaller stages; a sequence in slices is a microbatch. There is no
-    such unit if ranks hold no whole number of stages on average.
+    each rank, but smaller stages; a sequence in slices is a microbatch. If the average
+    number of stages of a rank is not whole, each pair counts alone.
 
     Examples
     --------
     >>> from minipipe import schedules
     >>> (
-    ...     shares([schedules.gpipe(4, 8), schedules.zb_v(4, 8)]),
-    ...     shares([schedules.zb_v(4, 8), schedules.v_min(4, 8)]),
+    ...     pairs_per_unit([schedules.gpipe(4, 8), schedules.zb_v(4, 8)]),
+    ...     pairs_per_unit([schedules.zb_v(4, 8), schedules.v_min(4, 8)]),
     ... )
     ([1, 2], [1, 1])
-    >>> shares(
+    >>> pairs_per_unit(
     ...     [
     ...         schedules.data_parallel(one, 2)
     ...         for one in (schedules.gpipe(4, 8), schedules.zb_v(4, 8))
     ...     ]
     ... )
     [1, 2]
-    >>> shares([schedules.gpipe(4, 8), schedules.seq1f1b(4, 8, num_slices=4)])
+    >>> pairs_per_unit([schedules.gpipe(4, 8), schedules.seq1f1b(4, 8, num_slices=4)])
     [1, 4]
     """
     counts = [_num_stages(item) / max(1, item.num_ranks) for item in drawn]
-    # below one, where copies are side by side; none without a span
+    # Less than one for replicas side by side; 0 for a timeline without spans.
     least = min([1.0, *filter(None, counts)])
     counts = [count / least for count in counts]
     kinds = [(count, item.num_slices) for count, item in zip(counts, drawn)]
     are_whole = all(count >= 1 and count.is_integer() for count in counts)
-    are_alike = len(set(kinds)) == 1 or not are_whole
-    return [1 if are_alike else int(count) * slices for count, slices in kinds]
+    if len(set(kinds)) == 1 or not are_whole:
+        return [1] * len(drawn)
+    return [int(count) * slices for count, slices in kinds]
 
 
 def _num_stages(item: ActionTable | Timeline) -> int:
@@ -294,11 +302,11 @@ def _num_stages(item: ActionTable | Timeline) -> int:
     return len(_replicas(item))
 
 
-def chunks_of(item: ActionTable | Timeline, share: int) -> int:
-    """Return how many stages of a rank count as one if a number of pairs does: pairs of
-    slices belong together.
+def chunks_of(item: ActionTable | Timeline, pairs: int) -> int:
+    """Return how many stages of a rank count as one, given how many (stage, slice)
+    pairs do.
     """
-    return max(1, share // item.num_slices)
+    return max(1, pairs // item.num_slices)
 
 
 def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
@@ -306,7 +314,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
 
     If ranks hold different numbers of stages, or sequences are cut into different
     numbers of slices, F, I and W of a rank and sequence are one unit each, and an
-    activation is a microbatch of all layers of its rank: see :func:`shares`.
+    activation is a microbatch of all layers of its rank: see :func:`pairs_per_unit`.
 
     Raises
     ------
@@ -320,7 +328,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
         )
     for item in drawn:
         _DRAWN.check("An argument", item)
-    pairs = shares(drawn)
+    pairs = pairs_per_unit(drawn)
     timelines = list(map(_timeline_of, drawn, pairs))
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
@@ -330,15 +338,15 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
             f"{message} Simulate the predicted timeline with Costs(unit='s') and "
             "times in seconds.",
         )
-    own = [timeline.pairs_per_microbatch for timeline in timelines]
-    if None not in own:
-        pairs = [count or 1 for count in own]
+    known = [timeline.pairs_per_microbatch for timeline in timelines]
+    if None not in known:
+        pairs = [count or 1 for count in known]
     if max(pairs) == 1:
         return tuple(map(Panel, timelines))
     return tuple(map(Panel, timelines, pairs))
 
 
-def _timeline_of(item: ActionTable | Timeline, share: int) -> Timeline:
+def _timeline_of(item: ActionTable | Timeline, pairs: int) -> Timeline:
     if isinstance(item, Timeline):
         return item
-    return simulate(item, Costs().cut(chunks_of(item, share)))
+    return simulate(item, Costs().cut(chunks_of(item, pairs)))

@@ -3,15 +3,18 @@ query and follow messages.
 
 The format is Chrome's Trace Event Format, a list of events in JSON:
 
-====  ==================================================================================================
+====  ==============================================================================
 "ph"  here
-====  ==================================================================================================
-M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or its
-concurrent transfers) X     a slice: an action, an overlapped pair or an idle time, with
-its start ``ts`` and its length ``dur`` in us s, f  a message: its arrow starts in the
-slice of the producer and ends in the slice of the consumer C     a counter: the
-activations, or the versions of weights, that a rank holds from ``ts`` on
-====  ==================================================================================================
+====  ==============================================================================
+M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or
+      its concurrent transfers)
+X     a slice: an action, an overlapped pair or an idle time, with its start ``ts``
+      and its length ``dur`` in us
+s, f  a message: its arrow starts in the slice of the producer and ends in the slice
+      of the consumer
+C     a counter: the activations, or the versions of weights, that a rank holds from
+      ``ts`` on
+====  ==============================================================================
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 from typing import Any
 
+from minipipe.core.schedules.action import number_of
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.errors import ArgumentError
 from minipipe.io import note_lines, printable
 from minipipe.render.descriptions import (
@@ -31,8 +36,6 @@ from minipipe.render.descriptions import (
 )
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
-from minipipe.schedules.action import number_of
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import format_time
 
 Event = dict[str, Any]
@@ -113,19 +116,23 @@ def perfetto_trace(
     ... )
     'B0 at 5000 us'
     """
-    # of processes, threads and messages: all are distinct, whatever a viewer joins by
+    # Processes, threads and messages have distinct numbers, because viewers differ in
+    # which of them they match by number.
     numbers = count(1)
     processes = [_Process(panel, numbers) for panel in panels_of(drawn)]
     every = chain.from_iterable(process.events() for process in processes)
     events = [json.dumps(event, allow_nan=False) for event in every]
-    facts = {"title": title and printable(title), "notes": note_lines(notes)}
-    given = {name: fact for name, fact in facts.items() if fact}
-    timelines = [process.summary() for process in processes]
-    about = json.dumps({"writer": "minipipe", **given, "timelines": timelines})
-    lines = ",\n".join(events)
+    about: Event = {"writer": "minipipe"}
+    if title:
+        about["title"] = printable(title)
+    if lines := note_lines(notes):
+        about["notes"] = lines
+    about["timelines"] = [process.summary() for process in processes]
+    other_data = json.dumps(about)
+    trace_events = ",\n".join(events)
     return (
-        f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": '
-        f"[\n{lines}\n]}}\n"
+        f'{{"displayTimeUnit": "ms",\n"otherData": {other_data},\n"traceEvents": '
+        f"[\n{trace_events}\n]}}\n"
     )
 
 
@@ -176,7 +183,7 @@ class _Process:
                 rank, "versions", "of weights", self.timeline.versions_over_time(rank)
             )
         for rank in range(self.timeline.num_ranks):
-            yield from self.going_on_beside(rank)
+            yield from self.transfers(rank)
         yield from self.messages()
 
     # -- the kinds of events -----------------------------------------------------------
@@ -184,23 +191,20 @@ class _Process:
     def names(self) -> Iterator[Event]:
         timeline = self.timeline
         process = self.process
-        yield self.named(
-            "process_name", process, name=f"{timeline.name}, {origin(timeline)}"
-        )
+        name = f"{timeline.name}, {origin(timeline)}"
+        yield self.named("process_name", process, name=name)
         makespan = format_time(timeline.makespan, timeline.unit)
         bubble = f"{100 * timeline.bubble_fraction:.1f} %"
-        yield self.named(
-            "process_labels", process, labels=f"makespan {makespan},bubble {bubble}"
-        )
-        yield self.named("process_sort_index", process, sort_index=self.process)
-        named = []
+        labels = f"makespan {makespan},bubble {bubble}"
+        yield self.named("process_labels", process, labels=labels)
+        yield self.named("process_sort_index", process, sort_index=process)
+        threads = []
         for rank, (thread, idle) in enumerate(self.threads):
-            named += [(rank, "", thread), (rank, ", idle", idle)]
+            threads += [(rank, "", thread), (rank, ", idle", idle)]
         for (rank, kind, stage), thread in self.beside.items():
-            named.append(
-                (rank, f", {_BESIDE.get(kind, kind)} of stage {stage}", thread)
-            )
-        for rank, name, thread in sorted(named):
+            transfers = _BESIDE.get(kind, kind)
+            threads.append((rank, f", {transfers} of stage {stage}", thread))
+        for rank, name, thread in sorted(threads):
             yield self.named("thread_name", thread, name=f"rank {rank}{name}")
             yield self.named("thread_sort_index", thread, sort_index=thread)
 
@@ -208,29 +212,28 @@ class _Process:
         thread = self.threads[rank][0]
         names_stage = self.panel.names_stage(rank)
         for index, (action, start, end) in enumerate(self.timeline.spans[rank]):
-            if end > start or not action.kind.is_communication:
-                name = short_label(action, names_stage)
-                colour = _COLOURS.get(action.kind, _OTHER_COLOUR)
-                about = self.about(rank, index)
-                # two slices at one time would be drawn below each other
-                if other := self.panel.joined.get(action):
-                    if action.kind is not ActionKind.FORWARD:
-                        continue
-                    name = f"{name} & {short_label(other.action, names_stage)}"
-                    about = {"forward": about, "backward": self.about(rank, index + 1)}
-                yield self.slice_of(
-                    name, action.kind.value, colour, thread, start, end, about
-                )
+            kind = action.kind
+            if kind.is_communication and end <= start:
+                continue
+            name = short_label(action, names_stage)
+            colour = _COLOURS.get(kind, _OTHER_COLOUR)
+            about = self.about(rank, index)
+            # One slice for both: two at one time would be drawn below each other.
+            if other := self.panel.overlapped.get(action):
+                if kind is not ActionKind.FORWARD:
+                    continue
+                name = f"{name} & {short_label(other.action, names_stage)}"
+                about = {"forward": about, "backward": self.about(rank, index + 1)}
+            yield self.slice_of(name, kind.value, colour, thread, start, end, about)
 
     def about(self, rank: int, index: int) -> Event:
         """Return the details of an action, which viewers show on a click."""
         timeline = self.timeline
         action = self.timeline.spans[rank][index].action
-        place: Event = {
-            "stage": action.stage,
-            "microbatch": number_of(action.microbatch, timeline.num_slices),
-        }
-        about = {} if action.kind.is_of_rank else place
+        about: Event = {}
+        if not action.kind.is_of_rank:
+            about["stage"] = action.stage
+            about["microbatch"] = number_of(action.microbatch, timeline.num_slices)
         about["kind"] = action.kind.declaration.words
         held = self.panel.held_activations[rank][index]
         about["held activations after it"] = held
@@ -245,15 +248,8 @@ class _Process:
             if self.steps(idle.end) > self.steps(idle.start):
                 thread = self.threads[rank][1]
                 about = {"why": describe_idle(idle)}
-                yield self.slice_of(
-                    idle.cause.value,
-                    "idle",
-                    _IDLE_COLOUR,
-                    thread,
-                    idle.start,
-                    idle.end,
-                    about,
-                )
+                look = (idle.cause.value, "idle", _IDLE_COLOUR)
+                yield self.slice_of(*look, thread, idle.start, idle.end, about)
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
@@ -267,26 +263,21 @@ class _Process:
     def counter(
         self, rank: int, name: str, series: str, curve: Iterable[tuple[float, float]]
     ) -> Iterator[Event]:
-        for time, value in {self.time(time): value for time, value in curve}.items():
-            yield self.event(
-                "C",
-                f"rank {rank} {name}",
-                self.threads[rank][0],
-                ts=time,
-                args={series: value},
-            )
+        thread = self.threads[rank][0]
+        values = {self.time(time): value for time, value in curve}
+        for time, value in values.items():
+            args = {series: value}
+            yield self.event("C", f"rank {rank} {name}", thread, ts=time, args=args)
 
-    def going_on_beside(self, rank: int) -> Iterator[Event]:
+    def transfers(self, rank: int) -> Iterator[Event]:
         """Draw the gradient all-reduces and the copies of a rank, which run
         concurrently with its actions.
         """
         for action, start, end, whole in self.panel.beside(rank):
             about: Event = {"kind": action.kind.declaration.words}
             if whole:
-                about |= {
-                    "ranks": list(whole.ranks),
-                    "came last": f"rank {whole.last_rank}",
-                }
+                about["ranks"] = list(whole.ranks)
+                about["came last"] = f"rank {whole.last_rank}"
             if self.steps(end) > self.steps(start):
                 thread = self.beside[rank, action.kind, action.stage]
                 kind = action.kind
@@ -313,19 +304,19 @@ class _Process:
         starts = min(self.steps(produced.end), ends)
         if starts <= self.steps(produced.start) or ends == self.steps(consumed.end):
             return  # one of the two slices is too short for an arrow
-        own = {"cat": "message", "id": next(self.numbers)}
+        arrow = {"cat": "message", "id": next(self.numbers)}
         name = describe_message(message)
-        about = {} if message.size is None else {"size": message.size}
+        about: Event = {}
+        if message.size is not None:
+            about["size"] = message.size
         source = self.threads[message.source][0]
         destination = self.threads[message.destination][0]
-        yield self.event(
-            "s", name, source, ts=(starts - 0.5) / _STEPS, **own, args=about
-        )
-        # The binding point "e" selects the slice that encloses the end of the arrow,
-        # not the next one.
-        yield self.event(
-            "f", name, destination, ts=(ends + 0.5) / _STEPS, **own, bp="e"
-        )
+        time = (starts - 0.5) / _STEPS
+        yield self.event("s", name, source, ts=time, **arrow, args=about)
+        # The binding point "e" selects the slice that encloses the end of the arrow;
+        # by default, viewers select the next slice.
+        time = (ends + 0.5) / _STEPS
+        yield self.event("f", name, destination, ts=time, **arrow, bp="e")
 
     # -- the form of an event ----------------------------------------------------------
 
@@ -340,9 +331,9 @@ class _Process:
         about: Event,
     ) -> Event:
         length = (self.steps(end) - self.steps(start)) / _STEPS
-        about_it: Event = {"cat": kind, "cname": colour, "args": about}
+        look = {"cat": kind, "cname": colour}
         ts = self.time(start)
-        return self.event("X", name, thread, ts=ts, dur=length, **about_it)
+        return self.event("X", name, thread, ts=ts, dur=length, **look, args=about)
 
     def named(self, metadata: str, thread: int, **names: str | int) -> Event:
         return self.event("M", metadata, thread, args=names)

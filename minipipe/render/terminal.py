@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TextIO
 
+from minipipe.core.schedules.action import ActionKind
 from minipipe.io import is_terminal
 from minipipe.render.contrast import luminance as relative_luminance
-from minipipe.schedules.action import ActionKind
 
 _GREYS = (247, 243, 240, 237)  # of SEND and RECV
 # The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk
@@ -58,12 +58,11 @@ def has_colour(
     (True, False)
     """
     variables = os.environ if environment is None else environment
-    stream = sys.stdout if stream is None else stream
     if variables.get("NO_COLOR"):
         return False
     if variables.get("FORCE_COLOR"):
         return variables["FORCE_COLOR"] != "0"
-    return variables.get("TERM") != "dumb" and is_terminal(stream)
+    return variables.get("TERM") != "dumb" and is_terminal(stream or sys.stdout)
 
 
 def paint(text: str, code: str) -> str:
@@ -74,7 +73,9 @@ def paint(text: str, code: str) -> str:
     >>> paint("F0", ground(ActionKind.FORWARD, chunk=0))
     '\\x1b[38;5;16;48;5;117mF0\\x1b[0m'
     """
-    return f"\x1b[{code}m{text}\x1b[0m" if code else text
+    if not code:
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
 
 
 def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:

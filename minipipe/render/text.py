@@ -10,6 +10,8 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import TEXT_WIDTH
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
 from minipipe.render.descriptions import entries_of, figures, title
@@ -17,8 +19,6 @@ from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.render.units import round_step, scale_of
 from minipipe.schedules import Action, ActionKind, Span, Timeline
-from minipipe.schedules.action_table import ActionTable
-from minipipe.specs import TEXT_WIDTH
 
 # with space between labels; before labels shrink to letters
 _FEW_BANDS = 4
@@ -54,7 +54,9 @@ class Columns(NamedTuple):
 
     def column(self, time: float) -> float:
         """Return the column of a time since the first start."""
-        return time / self.makespan * self.total if self.makespan else 0.0
+        if not self.makespan:
+            return 0.0
+        return time / self.makespan * self.total
 
     def time(self, column: int) -> float:
         """Return the time since the first start at which a column begins."""
@@ -114,16 +116,17 @@ def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
         return Columns(makespan, room, room)
     # a slice takes a part of a unit
     per_unit = math.lcm(*(panel.num_slices for panel in panels))
-    is_whole = _are_whole(panels, per_unit)
-    lay_out = _of_whole_units if is_whole else _of_any_times
-    fitted = lay_out(panels, makespan, room, per_unit)
+    if _are_whole(panels, per_unit):
+        columns = _of_whole_units(panels, makespan, room, per_unit)
+    else:
+        columns = _of_any_times(panels, makespan, room)
     rows = (row for panel in panels for row in panel.timeline.spans)
     longest = max(len(drawn_spans(row)) for row in rows)
     # a column for each action, not to scale
-    if fitted is None or fitted.total < longest:
+    if columns is None or columns.total < longest:
         bands = max(_FEW_BANDS, math.ceil(longest / room))
         return Columns(makespan, room * bands, room)
-    return fitted
+    return columns
 
 
 def places_of(
@@ -143,9 +146,8 @@ def places_of(
         first = max(taken, round(columns.column(begin - start)))
         taken = max(first + 1, round(columns.column(end - start)))
         places.append((first, taken))
-    limit = min(
-        columns.total, max(math.ceil(columns.column(spans[-1].end - start)), len(spans))
-    )
+    end = math.ceil(columns.column(spans[-1].end - start))
+    limit = min(columns.total, max(end, len(spans)))
     for i in range(len(places) - 1, -1, -1):
         first, last = places[i]
         last = min(last, limit)
@@ -179,15 +181,15 @@ def label_width(panels: Sequence[Panel], names_stages: bool) -> int:
     """Return the width of the longest label of a computation, plus a space before a
     label that begins with a digit.
     """
-    found = (
-        len(labels(panel, rank, span.action, names_stages)[0])
-        + (names_stages and panel.names_stage(rank))
-        for panel in panels
-        for rank, row in enumerate(panel.timeline.spans)
-        for span in row
-        if not (span.action.kind.is_communication or span.action.kind.is_of_rank)
-    )
-    return max(found, default=1)
+    widest = 1
+    for panel in panels:
+        for rank, row in enumerate(panel.timeline.spans):
+            space = names_stages and panel.names_stage(rank)
+            for action, _, _ in row:
+                if not (action.kind.is_communication or action.kind.is_of_rank):
+                    label = labels(panel, rank, action, names_stages)[0]
+                    widest = max(widest, len(label) + space)
+    return widest
 
 
 def shortest_time(panels: Sequence[Panel]) -> float:
@@ -196,7 +198,9 @@ def shortest_time(panels: Sequence[Panel]) -> float:
     """
     spans = (span for panel in panels for row in panel.timeline.spans for span in row)
     times = sorted(end - start for _, start, end in spans if end > start)
-    return times[len(times) // 10] if times else 1.0
+    if not times:
+        return 1.0
+    return times[len(times) // 10]
 
 
 def _of_whole_units(
@@ -216,11 +220,11 @@ def _of_whole_units(
     short = label_width(panels, False)
     if most * shortest >= names:
         return Columns(makespan, units * most, room)
-    # whose case tells the stage
+    # Upper and lower case distinguish two stages, and no more.
     has_letters = max(len(stages) for panel in panels for stages in panel.stages) <= 2
     for most_bands, width, names_stages in (
         (_FEW_BANDS, max(names, short + 1), True),
-        (_FEW_BANDS if has_letters else 0, short, False),
+        (_FEW_BANDS * has_letters, short, False),
         (_MANY_BANDS, names, True),
         (_MANY_BANDS, short + 1, False),
         (_MANY_BANDS, short, False),
@@ -244,7 +248,7 @@ def _even(units: int, bands: int, most: int) -> int:
 
 
 def _of_any_times(
-    panels: Sequence[Panel], makespan: float, room: int, _: int = 1
+    panels: Sequence[Panel], makespan: float, room: int
 ) -> Columns | None:
     names = label_width(panels, True)
     short = label_width(panels, False)
@@ -392,14 +396,14 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
             first = round(columns.column(start - panel.timeline.start))
             last = round(columns.column(end - panel.timeline.start))
             cells += [_EMPTY] * (last - len(cells))
+            length = last - first
             if action.kind is ActionKind.REDUCE_GRAD:
-                filled = ground(
-                    action.kind, panel.chunk_of(rank, action), is_label=False
-                )
-                cells[first:last] = [(FILL[action.kind], filled)] * (last - first)
+                chunk = panel.chunk_of(rank, action)
+                fill = ground(action.kind, chunk, is_label=False)
+                cells[first:last] = [(FILL[action.kind], fill)] * length
             else:
                 cells[first:last] = action_cells(
-                    panel, rank, action, last - first, columns.names_stages
+                    panel, rank, action, length, columns.names_stages
                 )
         for kind, cells in lanes.items():
             yield f"  {_BESIDE.get(kind, kind.lower()[:4])}", cells
@@ -437,7 +441,7 @@ def action_cells(
     The forward of an overlapped pair ends in ``&``.
     """
     mark = ""
-    if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1:
+    if action.kind is ActionKind.FORWARD and action in panel.overlapped and length > 1:
         mark = "&"
     texts = labels(panel, rank, action, names_stages)
     label = next((text for text in texts if len(text + mark) <= length), "")
@@ -453,7 +457,9 @@ def action_cells(
 
 
 def _filling(kind: ActionKind) -> str:
-    return FILL.get(kind, "+" if kind.is_communication else "*")
+    if kind in FILL:
+        return FILL[kind]
+    return "+" if kind.is_communication else "*"
 
 
 def legend(
@@ -473,19 +479,20 @@ def legend(
     drawn = {span.action.kind for row in rows for span in drawn_spans(row)}
     drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
     entries: list[tuple[list[Cell], str]] = []
-    for (first, *others), words in entries_of(drawn):
-        name = f"{words}: {first}" if first.is_of_rank else words
-        entries.append(([*_sample(first)], f" {name}"))
+    for (first, *others), text in entries_of(drawn):
+        if first.is_of_rank:
+            text += f": {first}"
+        entries.append(([*_sample(first)], f" {text}"))
         entries += (([], str(kind)) for kind in others)
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
     lines = [""]
     length = 0
-    for cells, words in entries:
-        if length + len(cells) + len(words) + 2 > width:  # with the commas around it
+    for cells, text in entries:
+        if length + len(cells) + len(text) + 2 > width:  # with the commas around it
             lines.append("")
             length = 0
-        lines[-1] += f"{', ' * bool(length)}{paint_cells(cells, colour)}{words}"
-        length += len(cells) + len(words) + 2
+        lines[-1] += f"{', ' * bool(length)}{paint_cells(cells, colour)}{text}"
+        length += len(cells) + len(text) + 2
     return [*(f"{line}," for line in lines[:-1]), lines[-1]]
 
 
@@ -500,13 +507,15 @@ def _sample(kind: ActionKind) -> Iterator[Cell]:
 
 def _numbers(panels: Sequence[Panel], columns: Columns) -> str:
     """Return the meanings of the numbers of a label."""
-    several = any(panel.has_several_stages for panel in panels)
-    has_slices = any(panel.num_slices > 1 for panel in panels)
-    names_stages = several and columns.names_stages
-    label, stage = ("2F3", "stage 2, ") if names_stages else ("F3", "")
-    if has_slices:
-        return f"{label}.1: {stage}microbatch 3, slice 1"
-    return f"{label}: {stage}microbatch 3"
+    label = "F3"
+    meaning = "microbatch 3"
+    if columns.names_stages and any(panel.has_several_stages for panel in panels):
+        label = f"2{label}"
+        meaning = f"stage 2, {meaning}"
+    if any(panel.num_slices > 1 for panel in panels):
+        label = f"{label}.1"
+        meaning = f"{meaning}, slice 1"
+    return f"{label}: {meaning}"
 
 
 def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
@@ -575,7 +584,9 @@ def _band(
 
 def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
     for panel in panels:
-        name = title(panel.timeline) if len(panels) > 1 else panel.timeline.name
+        name = panel.timeline.name
+        if len(panels) > 1:
+            name = title(panel.timeline)
         yield f"{name}: {figures(panel)}"
         if panel.timeline.note:
             yield f"({panel.timeline.note})"
@@ -584,7 +595,7 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
         has_replicas = any(panel.has_replicas for panel in panels)
         replica = ", or its replica of later microbatches" * has_replicas
         yield f"(lower case: the second stage of its rank{replica})"
-    if any(panel.joined for panel in panels):
+    if any(panel.overlapped for panel in panels):
         yield "(&: a forward and a backward overlap, each drawn in half of their time)"
     if not all(_is_to_scale(panel, columns) for panel in panels):
         yield "(not to scale: an action shorter than one column fills it)"

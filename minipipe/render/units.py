@@ -14,7 +14,9 @@ def scale_of(unit: str) -> tuple[float, str]:
     >>> scale_of("s"), scale_of("units")
     ((1000.0, 'ms'), (1.0, 'units'))
     """
-    return (1000.0, "ms") if unit == "s" else (1.0, unit)
+    if unit == "s":
+        return 1000.0, "ms"
+    return 1.0, unit
 
 
 def round_step(least: float) -> float:

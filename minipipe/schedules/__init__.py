@@ -11,7 +11,7 @@ from minipipe._lazy import names_on_demand
 
 # Importing a module later would hide the function of the same name, so these functions
 # load first.
-from minipipe.schedules.one_f_one_b import one_f_one_b
+from minipipe.core.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import sequential
 
 __getattr__, __dir__, __all__ = names_on_demand(__name__, __file__)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from minipipe.schedules.action import Action, B, F, U
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.one_f_one_b import one_f_one_b
-from minipipe.schedules.placement import check_sizes
-from minipipe.specs import SCHEDULE_COUNT
+from minipipe.core.schedules.action import Action, B, F, U
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.one_f_one_b import one_f_one_b
+from minipipe.core.schedules.placement import check_sizes
+from minipipe.core.specs import SCHEDULE_COUNT
 
 # Maps the last microbatch of an update to the microbatch before whose F the U comes; to
 # None if U follows its B.

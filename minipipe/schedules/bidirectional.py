@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minipipe.errors import misuse
-from minipipe.schedules.action import Action, B, F
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.placement import (
+from minipipe.core.schedules.action import Action, B, F
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.placement import (
     check_sizes,
     check_two_chunks,
     pipelines_placement,
     v_placement,
 )
+from minipipe.errors import misuse
 from minipipe.schedules.v_shaped import dualpipe_v
 
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from minipipe.core.flow import Flow
+from minipipe.core.schedules.action_table import Program
+from minipipe.core.schedules.cells import is_kind
+from minipipe.core.specs import Spec
 from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Noun, Site, Uses, Value
 from minipipe.errors import ArgumentError, quoted
-from minipipe.schedules.action_table import Program
-from minipipe.schedules.cells import is_kind
-from minipipe.specs import Spec
 
 
 def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from minipipe.core.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O, R, U
+from minipipe.core.schedules.placement import ranks_in
 from minipipe.errors import Code
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O, R, U
-from minipipe.schedules.placement import ranks_in
 
 if TYPE_CHECKING:
-    from minipipe.schedules.action_table import ActionTable
+    from minipipe.core.schedules.action_table import ActionTable
 
 Names = Collection[str]
 

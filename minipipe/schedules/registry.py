@@ -7,9 +7,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.collector import collector_paused
 from minipipe.errors import Code, ScheduleError, misuse, quoted
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.collector import collector_paused
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Integral
 
-from minipipe.schedules.action import Action, ActionKind, B, F, I, W
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.interleaved import microbatch_groups, order_table
-from minipipe.schedules.placement import (
+from minipipe.core.schedules.action import Action, ActionKind, B, F, I, W
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.interleaved import microbatch_groups, order_table
+from minipipe.core.schedules.placement import (
     check_sizes,
     looped_placement,
     one_rank_each,

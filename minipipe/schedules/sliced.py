@@ -7,11 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from minipipe.schedules.action import Action, B, F
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.one_f_one_b import warmup_then_pairs
-from minipipe.schedules.placement import check_counts, check_sizes, looped_placement
-from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
+from minipipe.core.schedules.action import Action, B, F
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.one_f_one_b import warmup_then_pairs
+from minipipe.core.schedules.placement import (
+    check_counts,
+    check_sizes,
+    looped_placement,
+)
+from minipipe.core.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 
 _ATTENTION = SCHEDULE_NUMBER._replace(
     maximum=1, expected="its share of the work, from 0 to 1"

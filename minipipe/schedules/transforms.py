@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise, product
 
-from minipipe.errors import Code, ScheduleError, misuse
-from minipipe.schedules.action import (
+from minipipe.core.schedules.action import (
     RECV_B,
     REDUCE_GRAD,
     SEND_B,
@@ -28,12 +27,13 @@ from minipipe.schedules.action import (
     U,
     W,
 )
-from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
-from minipipe.schedules.placement import check_size
-from minipipe.schedules.straight import cut_stages as cut_stages
-from minipipe.schedules.straight import on_stages
-from minipipe.schedules.straight import straight as straight
-from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
+from minipipe.core.schedules.action_table import ActionTable, Schedule, T, check_table
+from minipipe.core.schedules.placement import check_size
+from minipipe.core.schedules.straight import cut_stages as cut_stages
+from minipipe.core.schedules.straight import on_stages
+from minipipe.core.schedules.straight import straight as straight
+from minipipe.core.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
+from minipipe.errors import Code, ScheduleError, misuse
 
 _STAGES = SCHEDULE_NUMBER._replace(
     kind=Iterable, expected="the numbers of the frozen stages, such as [0]"

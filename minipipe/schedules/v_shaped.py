@@ -10,9 +10,9 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, product
 
-from minipipe.schedules.action import Action, ActionKind, F, I, W
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.placement import check_two_chunks, v_placement
+from minipipe.core.schedules.action import Action, ActionKind, F, I, W
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.placement import check_two_chunks, v_placement
 
 
 class Row:

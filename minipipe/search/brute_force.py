@@ -30,8 +30,8 @@ from itertools import product
 from math import inf, isinf
 from time import perf_counter
 
+from minipipe.core.schedules.action import F, I, W
 from minipipe.errors import misuse
-from minipipe.schedules.action import F, I, W
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.search.certificate import Certificate

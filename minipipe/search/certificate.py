@@ -12,14 +12,14 @@ from hashlib import sha256
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
+from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.specs import Spec
 from minipipe.errors import Code, ScheduleError
 from minipipe.io import MOST_JSON, MOST_STAGES, json_object, reading
-from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import costs_of
-from minipipe.specs import Spec
 
 _HEAD = {"format": "minipipe certificate", "version": 1}  # of a file
 _FIGURES = {"value": float, "bound": float, "bound_by": str, "found_by": str}

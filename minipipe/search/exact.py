@@ -58,9 +58,9 @@ from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from minipipe.core.schedules.action import Action, F, I, W
+from minipipe.core.schedules.action_table import Schedule
 from minipipe.errors import ArgumentError, ScheduleError
-from minipipe.schedules.action import Action, F, I, W
-from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload

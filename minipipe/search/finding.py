@@ -6,8 +6,9 @@ from collections.abc import Callable
 from math import inf
 from time import perf_counter
 
+from minipipe.core.schedules.action_table import describe_sizes
+from minipipe.core.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, Spec
 from minipipe.errors import ScheduleError, misuse
-from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.search.certificate import Certificate
@@ -15,7 +16,6 @@ from minipipe.search.clock import schedule_of
 from minipipe.search.exact import solve, solver_module
 from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
-from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, Spec
 
 _TIME = SCHEDULE_AMOUNT._replace(expected="a time above 0")
 _OBJECTIVE = Spec(str, choices=tuple(map(str, Objective)), error=ScheduleError.of)

@@ -28,8 +28,8 @@ from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from minipipe.core.schedules.action import F, W
 from minipipe.errors import ArgumentError, ScheduleError, counted
-from minipipe.schedules.action import F, W
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.transforms import split_backward

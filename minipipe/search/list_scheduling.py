@@ -15,13 +15,13 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from minipipe.schedules.action import ActionKind, B, F, I, W
-from minipipe.schedules.action_table import Schedule
+from minipipe.core.schedules.action import ActionKind, B, F, I, W
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.specs import SCHEDULE_NUMBER
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import amount_per_rank, check_memory
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.search.clock import Cell, Clock, Facts, schedule_of
-from minipipe.specs import SCHEDULE_NUMBER
 
 
 class EventScheduler(Clock):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from math import inf
 
-from minipipe.schedules.action import F, I, W
+from minipipe.core.schedules.action import F, I, W
 from minipipe.search.clock import Cell, Clock, Facts
 
 

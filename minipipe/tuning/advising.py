@@ -7,16 +7,16 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from minipipe.autograd import backend
 from minipipe.comm import spawn
 from minipipe.comm.job.host import core_times, num_cores
+from minipipe.core.autograd import backend
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.objective import Loss
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.plan import check_model
 from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
-from minipipe.specs import Spec
 from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_rank
 from minipipe.tuning.memory import MakeOptimiser
 from minipipe.tuning.report import Advice

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import Grid, ProcessGroup, objects
+from minipipe.comm import Grid, ProcessGroup
+from minipipe.core.comm import objects
 from minipipe.errors import counted
 from minipipe.execution.plan import Plan
 from minipipe.nn import (
@@ -201,7 +203,7 @@ def compare_on_ranks(
     make : function
         Makes a pipeline: ``(model, group, **options)``.
     rounds : int
-        Turns of each mesh, of two steps each.
+        Turns of each mesh, of two steps each. With 0 the figures contain no times.
     tell : function
         Called with a line about each phase.
     """
@@ -217,6 +219,28 @@ def compare_on_ranks(
         for runner in chance.sample(runners, len(runners)):
             runner.turn()
     return [runner.row() for runner in runners]
+
+
+def _measured(task: Task, plan: Plan, grid: Grid) -> tuple[Sizes, list[dict[str, int]]]:
+    """Return the sizes of a plan whose layers were measured, and its memory by rank of
+    the pipeline.
+
+    Collective. One rank measures for all that have the same parts of the layers: a
+    whole pipeline with its replicas, or each replica if they are fully sharded.
+    """
+    replica = grid.coordinates[1] if grid.fully_sharded else 0
+    first = replica * (grid.pipeline.size // grid.replicas)
+    measured = None
+    if grid.pipeline.rank == first:
+        loss = CrossEntropyLoss()
+        layers = measure_on_this_rank(
+            plan.model, *task.tokens(), loss, task.microbatches, 1, 0, np
+        )
+        sizes = Sizes.of(plan, layers, task.positions)
+        memory = plan.memory(layers, optimiser=Adam)
+        measured = [sizes, [each._asdict() for each in memory]]
+    sizes, memory = objects.gather(grid.pipeline, measured, _CALL)[first]
+    return Sizes(*sizes), memory
 
 
 class _Training:
@@ -257,7 +281,8 @@ class _Runner:
         }
         self._eager = _Training(task, grid, make, **options)
         options["compile"] = "where-possible"
-        self._compiled = _Training(task, grid, make, **options)
+        self._make_compiled = partial(_Training, task, grid, make, **options)
+        self._compiled: _Training | None = None
         # of each step, and of the optimiser after it
         self._times: list[tuple[float, float]] = []
         self._times_compiled: list[float] = []
@@ -268,22 +293,17 @@ class _Runner:
     def _compared(self, task: Task, grid: Grid) -> dict[str, Any]:
         """Take the first steps; return losses, and bytes and memory of each rank."""
         plan: Plan = self._eager.pipeline.plan
-        loss = CrossEntropyLoss()
-        layers = measure_on_this_rank(
-            plan.model, *task.tokens(), loss, task.microbatches, 1, 0, np
-        )
-        sizes = Sizes.of(plan, layers, task.positions)
+        sizes, memory = _measured(task, plan, grid)
         traffic = Traffic(grid, plan)
         with traffic.counting():
             losses = [self._eager.step()[0]]
         losses += [self._eager.step()[0] for _ in range(1, _COMPARED_LOSSES)]
-        promise = plan.memory(layers, optimiser=Adam)[grid.pipeline.rank]
         own = {
             "coordinates": grid.coordinates,
             "sent": traffic.sent,
             "promised_sent": promised(plan, grid, sizes),
             "memory": self._memory(),
-            "promised_memory": promise._asdict(),
+            "promised_memory": memory[grid.pipeline.rank],
         }
         ranks = objects.gather(self._group, own, _CALL)
         return {"losses": losses, "ranks": ranks, "sizes": sizes._asdict()}
@@ -310,7 +330,10 @@ class _Runner:
             self._group.barrier()
             self._times.append(self._eager.step()[1:])
             self._timelines.append(self._eager.pipeline.timeline())
-        others = 1 if self._times_compiled else _UNTIL_COMPILED
+        others = 1
+        if self._compiled is None:
+            self._compiled = self._make_compiled()
+            others = _UNTIL_COMPILED
         for number in range(others + _STEPS):
             self._group.barrier()
             _, step, update = self._compiled.step()
@@ -319,6 +342,8 @@ class _Runner:
 
     def row(self) -> dict[str, Any]:
         """Return the results. Collective."""
+        if not self._times:
+            return self._found
         times = np.max(objects.gather(self._group, self._times, _CALL), axis=0)
         bubbles = [timeline.bubble_fraction for timeline in self._timelines]
         compiled = objects.gather(self._group, self._times_compiled, _CALL)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, overload
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import pairs_of
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.partition import (
     check_partition,
@@ -21,7 +22,6 @@ from minipipe.io import html_table, text_table
 from minipipe.nn import Module
 from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.specs import Spec
 from minipipe.tuning.memory import (
     MakeOptimiser,
     MemoryPrediction,

@@ -19,26 +19,28 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from minipipe.autograd import Node, backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd import Node
 from minipipe.autograd.memory import buffer_of, held_buffers
-from minipipe.autograd.modes import current_place, enable_grad, random_key
-from minipipe.comm import ProcessGroup, objects, spawn
+from minipipe.comm import ProcessGroup, spawn
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import current_place, enable_grad, random_key
+from minipipe.core.comm import objects
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import Stage
+from minipipe.core.schedules.action import F, I, W
+from minipipe.core.specs import COUNT
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.meter import MemoryMeter, persistent_arrays, roots_of
 from minipipe.execution.objective import BatchObjective, Loss
-from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import samples, sizes_of
-from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
 from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
-from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.specs import COUNT
 from minipipe.tuning.layers import (
     Buffers,
     Holding,

@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Copies, copies_held
+from minipipe.core.nn.parameter import Parameter
+from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.schedules.action import U
+from minipipe.core.schedules.analysis.dependencies import Direction, Value
+from minipipe.core.schedules.analysis.walk import complete_walk
+from minipipe.core.specs import Spec
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import most_sums_of_blocks
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
 from minipipe.nn.fully_sharded import FullySharded
-from minipipe.nn.parameter import Parameter
-from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
 from minipipe.parallel.reduction import bytes_of_sum
 from minipipe.parallel.repeated import bytes_of_buffers, is_small
 from minipipe.schedules import Costs, Schedule
-from minipipe.schedules.action import U
 from minipipe.schedules.analysis.activations import memory_levels
-from minipipe.schedules.analysis.dependencies import Direction, Value
-from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.specs import Spec
 
 _MAKER = Spec(
     Optimiser,

@@ -31,13 +31,14 @@ from time import perf_counter
 from typing import Any
 from weakref import ref
 
-from minipipe.comm import ProcessGroup, objects
+from minipipe.comm import ProcessGroup
+from minipipe.core.comm import objects
+from minipipe.core.execution.payload import Payload
+from minipipe.core.schedules.action_table import Schedule
 from minipipe.errors import ArgumentError, counted
-from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Microbatches, as_given, samples
 from minipipe.io import MARK, is_terminal
 from minipipe.nn import Parameter
-from minipipe.schedules.action_table import Schedule
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_num_layers, checked_seconds, measure, weigh
 from minipipe.tuning.measuring import batch_of, measured_partition

@@ -36,26 +36,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
+from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
-from minipipe.errors import LaunchError
-from minipipe.execution.batch import Batch
-from minipipe.execution.building import build_stages
-from minipipe.execution.checks.calls import part_of
-from minipipe.execution.executor import Executor, Handler, Handlers, Pending
-from minipipe.execution.meter import MemoryMeter
-from minipipe.execution.objective import BatchObjective
-from minipipe.execution.plan import Plan
-from minipipe.execution.record import Record
-from minipipe.execution.row_handlers import handlers_of
-from minipipe.execution.samples import samples
-from minipipe.execution.sums import GradientSums
-from minipipe.execution.timeline import gather_timeline
-from minipipe.nn import Linear, MSELoss, Sequential
-from minipipe.nn.fully_sharded import WholeLayers
-from minipipe.nn.sequential import parameters_of
-from minipipe.schedules.action import (
+from minipipe.core.comm import objects
+from minipipe.core.execution.executor import Executor, Handler, Handlers, Pending
+from minipipe.core.execution.record import Record
+from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.schedules.action import (
     REDUCE_GRAD,
     Action,
     ActionKind,
@@ -67,8 +55,22 @@ from minipipe.schedules.action import (
     U,
     W,
 )
-from minipipe.schedules.action_table import Program, Schedule
-from minipipe.schedules.analysis.lowering import lower
+from minipipe.core.schedules.action_table import Program, Schedule
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.specs import COUNT
+from minipipe.errors import LaunchError
+from minipipe.execution.batch import Batch
+from minipipe.execution.building import build_stages
+from minipipe.execution.checks.calls import part_of
+from minipipe.execution.meter import MemoryMeter
+from minipipe.execution.objective import BatchObjective
+from minipipe.execution.plan import Plan
+from minipipe.execution.row_handlers import handlers_of
+from minipipe.execution.samples import samples
+from minipipe.execution.sums import GradientSums
+from minipipe.execution.timeline import gather_timeline
+from minipipe.nn import Linear, MSELoss, Sequential
+from minipipe.nn.fully_sharded import WholeLayers
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.simulation.costs import Costs
@@ -77,7 +79,6 @@ from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import freeze_stages, split_backward
 from minipipe.simulation.hosts import Hosts
-from minipipe.specs import COUNT
 from minipipe.tuning.memory import gradient_bytes
 
 _MUCH = 0.2  # of the time of all ranks

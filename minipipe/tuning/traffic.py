@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.comm.message import HEADER_SIZE, Header
-from minipipe.comm.objects import unpack
-from minipipe.execution.payload import Payload
+from minipipe.core.comm.message import HEADER_SIZE, Header
+from minipipe.core.comm.objects import unpack
+from minipipe.core.execution.payload import Payload
+from minipipe.core.schedules.action import SEND_B, SEND_F, F
+from minipipe.core.schedules.analysis.dependencies import Value
 from minipipe.execution.plan import Plan
 from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.parallel import sums_in
 from minipipe.parallel.reduction import bytes_sent_in_sum, has_label
-from minipipe.schedules.action import SEND_B, SEND_F, F
-from minipipe.schedules.analysis.dependencies import Value
 from minipipe.tuning.layers import MeasuredLayers
 from minipipe.tuning.memory import gradient_bytes, uses_in
 

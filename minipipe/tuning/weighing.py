@@ -17,6 +17,7 @@ from numbers import Real
 from statistics import median
 from typing import Any, NamedTuple
 
+from minipipe.core.specs import Spec, as_float
 from minipipe.errors import Code, ScheduleError, counted
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import samples
@@ -35,7 +36,6 @@ from minipipe.schedules import (
 from minipipe.schedules.analysis.workload import Workload, fits
 from minipipe.schedules.registry import NUM_MICROBATCHES, default_of
 from minipipe.schedules.simulation.comparison import workload_of
-from minipipe.specs import Spec, as_float
 from minipipe.tuning.layers import MeasuredLayers
 from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction
 from minipipe.tuning.stages import Messages

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import minipipe
-from minipipe.autograd.operation import Operation
+from minipipe.core.autograd.operation import Operation
 
 FILE = Path(__file__).with_name("kept.txt")
 TITLE = ("operation", "inputs", "after F", "without weights", "after I")
@@ -30,7 +30,7 @@ def operations() -> Iterator[tuple[str, Operation]]:
     modules and definitions.
     """
     seen = set()
-    modules = ["minipipe.tensor", "minipipe.core.joints"]
+    modules = ["minipipe.core.tensor", "minipipe.core.joints"]
     for folder in ("functional", "nn"):
         package = import_module(f"minipipe.{folder}")
         modules += [

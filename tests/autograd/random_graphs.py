@@ -25,8 +25,8 @@ from minipipe.autograd import (
     backward,
     backward_input,
 )
-from minipipe.autograd.backend import unbroadcast
-from minipipe.tensor import as_tensor, cast, record
+from minipipe.core.autograd.backend import unbroadcast
+from minipipe.core.tensor import as_tensor, cast, record
 
 WIDTH = 4
 SHAPES = [(3, WIDTH), (WIDTH,), (1, WIDTH), (3, 1), ()]

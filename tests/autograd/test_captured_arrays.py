@@ -11,7 +11,7 @@ import pytest
 
 from minipipe import Tensor, nn
 from minipipe.autograd.memory import arrays_in, buffer_of, held_bytes
-from minipipe.tensor import record
+from minipipe.core.tensor import record
 
 W = np.arange(12.0).reshape(3, 4)
 

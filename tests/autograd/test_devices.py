@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minipipe import nn
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
 
 

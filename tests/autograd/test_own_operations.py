@@ -9,7 +9,7 @@ from traceback import extract_tb, walk_tb
 import numpy as np
 import pytest
 
-import minipipe.tensor
+import minipipe.core.tensor
 from minipipe import (
     Pipeline,
     Tensor,
@@ -22,12 +22,12 @@ from minipipe import (
     watch_everything,
 )
 from minipipe.autograd import StageInput, backward, backward_input
-from minipipe.autograd.backend import array_module
 from minipipe.autograd.memory import held_bytes
 from minipipe.comm.job.reports import place_of
+from minipipe.core.autograd.backend import array_module
+from minipipe.core.tensor import record
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.execution.offloading import Parked
-from minipipe.tensor import record
 from minipipe.testing import check_gradients, check_same_as_one_process, same_bits
 from tests.compile.driver import TRACED, Job, compiled, eager, traced
 from tests.launch import covering
@@ -105,7 +105,7 @@ def trained(group, schedule, how=False, wrap=lambda layer: layer):
 
 
 def test_op_is_a_public_name():
-    assert minipipe.op is minipipe.tensor.op and "op" in dir(minipipe)
+    assert minipipe.op is minipipe.core.tensor.op and "op" in dir(minipipe)
 
 
 def test_its_signature_says_which_parameters_are_tensors():

@@ -21,9 +21,9 @@ from hypothesis.errors import NoSuchExample
 
 from minipipe import Tensor, functional, watch_everything
 from minipipe.autograd import Leaf, Node, backward
-from minipipe.autograd.backend import copy
 from minipipe.autograd.memory import held_bytes
-from minipipe.autograd.operation import Plan
+from minipipe.core.autograd.backend import copy
+from minipipe.core.autograd.operation import Plan
 from minipipe.errors import ArgumentError, TensorError
 from tests.autograd.random_graphs import (
     NUM_INPUTS,
@@ -43,7 +43,7 @@ from tests.strategies import examples
 
 # a float16 may overflow, here and in the oracle
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-WALK = importlib.import_module("minipipe.autograd.walk")
+WALK = importlib.import_module("minipipe.core.autograd.walk")
 
 
 @pytest.fixture(autouse=True)
@@ -225,13 +225,13 @@ def the_latest_consumer_last(patch: pytest.MonkeyPatch) -> None:
     def turned(queue: list[Any], entry: tuple[int, int, Node]) -> None:
         heappush(queue, (-entry[0], *entry[1:]))
 
-    patch.setattr("minipipe.autograd.graph.heappush", turned)
+    patch.setattr("minipipe.core.autograd.graph.heappush", turned)
 
 
 def a_kept_value_too_few(patch: pytest.MonkeyPatch) -> None:
-    getter = importlib.import_module("minipipe.autograd.operation")._getter
+    getter = importlib.import_module("minipipe.core.autograd.operation")._getter
     patch.setattr(
-        "minipipe.autograd.operation._getter",
+        "minipipe.core.autograd.operation._getter",
         lambda names, wanted: getter(names, tuple(wanted)[1:]),
     )
 

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, optim, schedules, simulate
-from minipipe.tensor import record
+from minipipe.core.tensor import record
 
 
 class Sleep(nn.Module):

@@ -22,9 +22,9 @@ import sys
 import time
 from statistics import median
 
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.data_parallel import data_parallel
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.registry import build
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.transforms import offloaded, recomputed

@@ -8,13 +8,13 @@ from itertools import pairwise
 from random import Random
 
 from minipipe import Costs, Schedule, schedules, simulate
+from minipipe.core.schedules.action import ActionKind
 from minipipe.render.descriptions import (
     describe_action,
     describe_message,
     describe_wait,
     format_memory,
 )
-from minipipe.schedules.action import ActionKind
 from minipipe.schedules.simulation.span import Message
 
 F = ActionKind.FORWARD

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from minipipe import Costs, schedules, simulate
+from minipipe.core.schedules.action import ActionKind
 from minipipe.render.html import draw_html
 from minipipe.render.palette import DARK, FILL, LIGHT
-from minipipe.schedules.action import ActionKind
 from minipipe.schedules.simulation.span import Span
 from tests.browser.oracle import TIMELINES
 from tests.browser.player_page import COLOUR, SHOW, clock, difference, frame

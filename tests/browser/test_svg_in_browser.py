@@ -5,10 +5,10 @@ alone and in a page.
 import pytest
 
 from minipipe import schedules
+from minipipe.core.schedules.action import ActionKind
 from minipipe.render import draw_svg
 from minipipe.render.palette import DARK, FILL, LIGHT
 from minipipe.render.svg.tradeoff import draw_tradeoff
-from minipipe.schedules.action import ActionKind
 from minipipe.schedules.simulation.comparison import tradeoff
 
 # Texts that reach out of the picture, and pairs of texts that overlap.

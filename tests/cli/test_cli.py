@@ -10,9 +10,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from minipipe import Program, schedules
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.render import draw_html, draw_svg, perfetto_trace
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from tests.launch import ROOT, mpirun, needs_mpi

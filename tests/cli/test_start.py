@@ -61,7 +61,7 @@ def test_a_drawing_as_text_loads_nothing_that_it_does_not_need():
         "simulation.shared",
         "schedules.analysis.data_parallel",
     }
-    without |= {"schedules.analysis.workload", "schedules.analysis.lowering"}
+    without |= {"schedules.analysis.workload", "core.schedules.analysis.lowering"}
     assert (
         "minipipe.render.text" in loaded
         and not {f"minipipe.{name}" for name in without} & loaded

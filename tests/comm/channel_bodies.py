@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 
 from minipipe.comm.channel import BroadcastChannel
-from minipipe.comm.process_group import OwnTag
+from minipipe.core.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
 from tests.comm.bodies import Meanwhile, expect, in_thread, left, right
 

@@ -12,8 +12,8 @@ import numpy as np
 from mpi4py import MPI
 
 from minipipe import init_process_group
-from minipipe.comm.message import Header
 from minipipe.comm.persistent import PersistentReceive, PersistentSend
+from minipipe.core.comm.message import Header
 from minipipe.errors import LaunchError, MessageError
 from tests.comm.bodies import expect
 from tests.comm.over_mpi import OnDevice

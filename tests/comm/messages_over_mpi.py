@@ -5,7 +5,7 @@ bytes that it announces.
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn
-from minipipe.comm.message import HEADER_SIZE, unpacked
+from minipipe.core.comm.message import HEADER_SIZE, unpacked
 
 
 class Watched:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from minipipe import init_process_group
-from minipipe.comm.message import Header
+from minipipe.core.comm.message import Header
 from minipipe.errors import LaunchError
 
 

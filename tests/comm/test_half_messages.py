@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 
 from minipipe import spawn
-from minipipe.comm.message import HEADER_SIZE, Header, as_buffer, described, unpacked
+from minipipe.core.comm.message import (
+    HEADER_SIZE,
+    Header,
+    as_buffer,
+    described,
+    unpacked,
+)
+from minipipe.core.execution.payload import Payload
 from minipipe.errors import MessageError
-from minipipe.execution.payload import Payload
 from minipipe.testing import same_bits
 from tests.half_precision import every_half
 

@@ -126,9 +126,7 @@ def test_mpi_starts_with_a_group_and_not_with_an_import():
     """The story: tests import every module, and the files of MPI which the import had
     started stayed in memory.
     """
-    program = (
-        "import minipipe.comm.mpi; from mpi4py import MPI; print(MPI.Is_initialized())"
-    )
+    program = "import minipipe.core.comm.mpi; from mpi4py import MPI; print(MPI.Is_initialized())"
     assert run([sys.executable, "-c", program]).out == "False\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from minipipe import Tensor, init_process_group, no_grad, spawn
-from minipipe.comm.switchboard import Switchboard
+from minipipe.core.comm.switchboard import Switchboard
 from minipipe.errors import MessageError, RankError
 
 

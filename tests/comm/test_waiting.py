@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, init_process_group, nn, spawn
-from minipipe.comm.message import DEFAULT_TIMEOUT, chosen_timeout
+from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.errors import ArgumentError, MessageError
 from tests.launch import mpirun, needs_mpi, slowly
 

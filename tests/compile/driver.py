@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe import Tensor, autograd
-from minipipe.autograd import StageInput, backend
+from minipipe.autograd import StageInput
 from minipipe.autograd.memory import buffer_of
-from minipipe.autograd.modes import RandomKey, at, current_mode, mode, setting
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import NotingLeaf, Trace, have_changed, key_of
-from minipipe.nn.parameter import HalfLeaf
-from minipipe.tensor import record
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.modes import RandomKey, at, current_mode, mode, setting
+from minipipe.core.nn.parameter import HalfLeaf
+from minipipe.core.tensor import record
 
 SECTIONS = {
     "F": "forward",

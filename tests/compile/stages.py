@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 
 from minipipe import functional, nn
-from minipipe.nn.sequential import parameters_of
-from minipipe.tensor import record
+from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.tensor import record
 from tests.compile.driver import Job, seeds
 
 WIDTH, CLASSES = 8, 5

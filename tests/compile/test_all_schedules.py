@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from minipipe import Microbatches, Pipeline, nn, optim, schedules, spawn
+from minipipe.core.schedules.action import U
 from minipipe.errors import MinipipeError
-from minipipe.schedules.action import U
 from tests.launch import mpirun, needs_mpi, sample_of, slowly
 from tests.strategies import build
 

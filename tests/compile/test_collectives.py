@@ -5,7 +5,7 @@ import pytest
 
 from minipipe import Grid, Pipeline, functional, nn, optim, spawn
 from minipipe.compile.sections import Sections
-from minipipe.nn.sequential import parameters_of
+from minipipe.core.nn.sequential import parameters_of
 from tests.compile.driver import Job, compiled, eager, seeds, traced
 from tests.compile.stages import CLASSES, HALVES, OF_TOKENS, ROWS, WIDTH
 from tests.launch import covering

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from minipipe import nn
 from minipipe.autograd.memory import held_bytes
-from minipipe.autograd.split import backward_input
 from minipipe.compile import places
 from minipipe.compile.lines import Variable
 from minipipe.compile.places import Cell, pack
 from minipipe.compile.sections import Pool, Sections
+from minipipe.core.autograd.split import backward_input
 from tests.compile.driver import (
     Compiled,
     buffer_for,

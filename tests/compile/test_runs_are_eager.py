@@ -109,7 +109,7 @@ def test_weights_of_a_run_that_are_used_twice_have_the_bits_of_eager_ones():
 
 def test_a_run_holds_as_many_microbatches_as_its_schedule():
     stages = check("pipedream", 4, sizes=(16,))
-    slots = [program.num_slots for each in stages for program in each.programs]
+    slots = [entry.num_slots for each in stages for entry in each.entries]
     assert slots == [4, 3, 2, 1]
 
 
@@ -189,13 +189,13 @@ def test_a_run_with_an_error_names_the_layer_and_leaves_no_slots_in_use():
             found.append(losses)
         assert found[0] == found[1]
         compiled = pipeline._runs.compiled
-        assert [each.num_slots for each in compiled.programs] == [1]
+        assert [each.num_slots for each in compiled.entries] == [1]
 
     spawn(run, num_ranks=1)
 
 
-def test_more_kinds_than_are_compiled_run_eagerly_and_are_reported(monkeypatch):
-    monkeypatch.setattr(stage, "MOST_KINDS", 3)
+def test_more_forms_than_are_compiled_run_eagerly_and_are_reported(monkeypatch):
+    monkeypatch.setattr(stage, "MOST_ENTRIES", 3)
 
     def run(group):
         found = []
@@ -208,6 +208,6 @@ def test_more_kinds_than_are_compiled_run_eagerly_and_are_reported(monkeypatch):
                 losses += map(float, pipeline.run([batch] * 4, optimiser))
             found.append(losses)
         assert found[0] == found[1]
-        assert "for 3 kinds of microbatches" in pipeline.compile_report()
+        assert "for 3 forms of microbatches" in pipeline.compile_report()
 
     spawn(run, num_ranks=1)

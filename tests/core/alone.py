@@ -9,19 +9,19 @@ import json
 import sys
 
 import numpy as np
-from minipipe.comm.launch import init_process_group, spawn
+from minipipe.core.comm.launch import init_process_group, spawn
+from minipipe.core.nn.basic import Identity, Linear, ReLU, Tanh
+from minipipe.core.nn.losses import CrossEntropyLoss, MSELoss
+from minipipe.core.nn.sequential import Sequential
 from minipipe.core.pipeline import Pipeline
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.schedules.fill_drain import gpipe
+from minipipe.core.schedules.interleaved import interleaved_1f1b
+from minipipe.core.schedules.one_f_one_b import one_f_one_b
+from minipipe.core.schedules.zero_bubble import zb_h1
 from minipipe.core.sgd import SGD
 from minipipe.core.simulation import simulate
-from minipipe.nn.basic import Identity, Linear, ReLU, Tanh
-from minipipe.nn.losses import CrossEntropyLoss, MSELoss
-from minipipe.nn.sequential import Sequential
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.fill_drain import gpipe
-from minipipe.schedules.interleaved import interleaved_1f1b
-from minipipe.schedules.one_f_one_b import one_f_one_b
-from minipipe.schedules.zero_bubble import zb_h1
 
 BUILDERS = {
     "gpipe": gpipe,

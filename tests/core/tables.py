@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 from minipipe import schedules
-from minipipe.errors import ScheduleError
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
+from minipipe.core.errors import ScheduleError
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.verifier import verify
 from tests.schedules.sliced_tables import sliced_schedules
 from tests.strategies import (
     named_schedules,

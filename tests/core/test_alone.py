@@ -1,8 +1,7 @@
 """The core is a framework by itself: without any other file it trains an MLP, with the
 bits of the public pipeline on one process.
 
-The list of its modules, and their lines, fall until they are the package `core`
-(core/README.md). A module that is not listed does not exist for the program.
+Only the package `core` exists for the program, and what `OUTSIDE` lists yet.
 """
 
 import functools
@@ -16,34 +15,21 @@ import pytest
 from tests.code_lines import code_lines
 from tests.core import alone
 from tests.launch import environment, find_mpirun, needs_mpi
-from tests.test_house import FILES, SOURCES
+from tests.test_house import FILES, PACKAGE, SOURCES
 
-MODULES = """
-    autograd.backend autograd.calls autograd.graph autograd.modes autograd.operation
-    autograd.split autograd.walk comm.job.descriptors comm.job.host comm.job.meeting
-    comm.job.mpi_job comm.job.process comm.job.reports comm.job.verdict comm.job.witness
-    comm.launch comm.message comm.mpi comm.objects comm.posted comm.process_group
-    comm.switchboard comm.thread core.balance core.batch core.dividing core.familiar
-    core.flow core.framing core.joints core.legality core.lifetimes core.lowering
-    core.memory core.nouns core.objective core.order core.pipeline core.sgd
-    core.simulation core.texts core.times core.values errors execution.executor
-    execution.handlers execution.payload execution.record execution.stage
-    functional.elementwise functional.linear functional.loss functional.operands
-    functional.reduction limits nn.basic nn.initialisers nn.losses nn.module
-    nn.parameter nn.rebinding nn.sequential nn.untrained pytree schedules.action
-    schedules.action_table schedules.analysis.dependencies schedules.analysis.lowering
-    schedules.analysis.verifier schedules.analysis.walk schedules.cells
-    schedules.collector schedules.fill_drain schedules.interleaved schedules.one_f_one_b
-    schedules.placement schedules.straight schedules.text schedules.written
-    schedules.zero_bubble specs tensor
+# How processes of a job watch each other is outside, and not separable yet.
+OUTSIDE = """
+    comm.job.descriptors comm.job.host comm.job.meeting comm.job.mpi_job
+    comm.job.process comm.job.reports comm.job.verdict comm.job.witness errors
 """
-MOST_LINES = 10_950
+MODULES = [*(name for name in FILES if name.startswith("core.")), *OUTSIDE.split()]
+MOST_LINES = 11_030
 
 
 def doors():
     """Return the packages of the modules."""
     found = {""}
-    for name in MODULES.split():
+    for name in MODULES:
         parts = name.split(".")
         found |= {".".join(parts[:i]) for i in range(1, len(parts))}
     return found
@@ -53,9 +39,9 @@ def doors():
 def folder(tmp_path_factory):
     """A folder with the modules of the core, and nothing else of the package."""
     root = tmp_path_factory.mktemp("alone")
-    package = FILES["errors"].parent
-    for name in MODULES.split():
-        target = root / "minipipe" / FILES[name].relative_to(package)
+
+    for name in MODULES:
+        target = root / "minipipe" / FILES[name].relative_to(PACKAGE)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(FILES[name], target)
     for name in doors():  # empty: the files of the core import from files
@@ -120,7 +106,7 @@ def test_the_core_alone_trains_with_the_bits_of_one_process(
     for name, build in alone.BUILDERS.items():
         timeline = minipipe.simulate(build(num_ranks, alone.NUM_MICROBATCHES))
         assert predicted[name] == [timeline.makespan, *timeline.peak_activations]
-    listed = {*MODULES.split(), *doors()}
+    listed = {*MODULES, *doors()}
     assert {name.removeprefix("minipipe").strip(".") for name in loaded} <= listed
 
 
@@ -128,10 +114,10 @@ def test_the_core_alone_trains_with_the_bits_of_one_process(
 def test_the_list_has_no_module_that_nothing_loads(folder):
     """Each is loaded by one of the kinds of groups."""
     used = {name for kind in ("one", "threads", "mpi") for name in run(folder, kind)[2]}
-    assert {f"minipipe.{name}" for name in MODULES.split()} <= used
+    assert {f"minipipe.{name}" for name in MODULES} <= used
 
 
 def test_the_lines_of_the_core_fall():
-    lines = sum(len(code_lines(SOURCES[name])) for name in MODULES.split())
-    print(f"the core: {lines} lines in {len(MODULES.split())} modules")
+    lines = sum(len(code_lines(SOURCES[name])) for name in MODULES)
+    print(f"the core: {lines} lines in {len(MODULES)} modules")
     assert lines <= MOST_LINES

@@ -5,12 +5,12 @@ from minipipe import Schedule
 from minipipe.core.flow import Flow
 from minipipe.core.legality import misplaced, remarks
 from minipipe.core.nouns import NOUNS, REGULAR, Noun
+from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.values import KINDS, Uses
-from minipipe.schedules.action import Action, ActionKind
 
 
 class Letter(str):
-    """A kind that is not among those of `schedules/action.py`."""
+    """A kind that is not among those of `core/schedules/action.py`."""
 
     is_backward = is_communication = is_of_rank = False
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
+from minipipe.core.errors import ScheduleError
 from minipipe.core.flow import Flow
 from minipipe.core.order import order
 from minipipe.core.values import KINDS
-from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from tests.core.tables import legal_tables, lowered, mutants
 from tests.strategies import examples, overlapped, runnable_schedules

@@ -5,8 +5,8 @@ from functools import cache
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from minipipe import Costs, Schedule, simulate
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.lowering import lower
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.slice_work import relative_work
 from tests.core.tables import legal_tables, problem
 from tests.strategies import examples, legally_overlapped, runnable_schedules

@@ -260,7 +260,7 @@ def test_no_outcome_that_a_student_tells_is_a_point():
 
 # -- names that a task does not give ---------------------------------------------------
 
-GIVEN = [("minipipe", "Tensor"), ("minipipe.tensor", "record")]
+GIVEN = [("minipipe", "Tensor"), ("minipipe.core.tensor", "record")]
 REFUSED = [
     *(
         "import minipipe",
@@ -282,7 +282,7 @@ REFUSED = [
     *(
         "from sys import modules",
         "from sys import _getframe",
-        "from minipipe.tensor import Tensor",
+        "from minipipe.core.tensor import Tensor",
     ),
 ]
 FOUND = [
@@ -303,7 +303,7 @@ FOUND = [
 ALLOWED = [
     *(
         "from minipipe import Tensor",
-        "from minipipe.tensor import record",
+        "from minipipe.core.tensor import record",
         "import numpy as np",
         "import sys, os, re",
     ),
@@ -371,8 +371,8 @@ LIBRARY = {
     "02_softmax": "from minipipe.functional import softmax\n",
     "05_bubble": "from minipipe.schedules.analysis.theory import bubble_fraction\n",
     "06_warmup": "from minipipe.schedules import one_f_one_b\n",
-    "08_lowering": "from minipipe.schedules.analysis.lowering import lower\n",
-    "09_verifier_rule": "from minipipe.schedules.analysis.walk import walk\n",
+    "08_lowering": "from minipipe.core.schedules.analysis.lowering import lower\n",
+    "09_verifier_rule": "from minipipe.core.schedules.analysis.walk import walk\n",
     "12_memory_peak": "from minipipe.schedules import peak_activations as peaks\n",
     "13_partition": "from minipipe import partition_by_cost as partition\n",
     "14_puzzle": "from minipipe.schedules import find_schedule\n",

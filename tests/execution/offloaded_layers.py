@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from minipipe import Tensor, functional, nn
-from minipipe.tensor import record
+from minipipe.core.tensor import record
 
 X = np.random.default_rng(0).standard_normal((8, 6))
 IDS = np.random.default_rng(1).integers(0, 6, (8, 4))

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Microbatches, Pipeline, Replicated, Share, nn, split_microbatches
-from minipipe.autograd.backend import to_numpy
 from minipipe.comm import OneRankGroup
+from minipipe.core.autograd.backend import to_numpy
+from minipipe.core.execution.payload import Payload
+from minipipe.core.pytree import flattened
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.execution import samples as module
 from minipipe.execution.batch import Batch
 from minipipe.execution.objective import BatchObjective
-from minipipe.execution.payload import Payload
 from minipipe.execution.samples import (
     ABSENT,
     as_given,
@@ -25,7 +26,6 @@ from minipipe.execution.samples import (
     samples_of_share,
     sizes_of,
 )
-from minipipe.pytree import flattened
 from minipipe.testing import same_bits
 from tests.strategies import examples
 

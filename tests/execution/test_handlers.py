@@ -9,16 +9,16 @@ import pytest
 
 from minipipe import nn, schedules
 from minipipe.comm import OneRankGroup
+from minipipe.core.execution.executor import Executor
+from minipipe.core.schedules.action import L, O, R, U
 from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
 from minipipe.execution.building import build_stages
-from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.execution.row_handlers import HANDLERS, handlers_of
 from minipipe.passes.framing import frame
 from minipipe.passes.shards import shard
 from minipipe.schedules import data_parallel, lower
-from minipipe.schedules.action import L, O, R, U
 
 ROWS = {
     "1f1b": lambda: schedules.one_f_one_b(1, 2),

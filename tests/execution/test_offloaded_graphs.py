@@ -12,9 +12,9 @@ import pytest
 
 from minipipe import Grid, Pipeline, Tensor, nn, schedules, spawn
 from minipipe.autograd.memory import arrays_in, buffer_of, held_bytes, saved_by
+from minipipe.core.tensor import op, record
 from minipipe.execution.meter import persistent_arrays
 from minipipe.execution.offloading import Parked
-from minipipe.tensor import op, record
 from minipipe.testing import same_bits
 from tests.execution.offloaded_layers import (
     LAYERS,

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Plan, nn, partition_by_cost, partition_evenly, split_microbatches
+from minipipe.core.schedules.placement import (
+    looped_placement,
+    neighbouring_placement,
+    v_placement,
+)
 from minipipe.errors import ArgumentError, MicrobatchError, PartitionError, counted
 from minipipe.execution.partition import (
     check_partition,
     partition_by_stage_cost,
     smallest_largest_rank,
     smallest_largest_stage,
-)
-from minipipe.schedules.placement import (
-    looped_placement,
-    neighbouring_placement,
-    v_placement,
 )
 from tests.strategies import examples
 

@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 
 from minipipe import Tensor, nn
 from minipipe.autograd import StageInput
-from minipipe.comm import objects
+from minipipe.core.comm import objects
+from minipipe.core.execution.payload import Payload
+from minipipe.core.nn import sequential
 from minipipe.errors import TensorError
-from minipipe.execution.payload import Payload
-from minipipe.nn import sequential
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.pipeline.skip_connections import model

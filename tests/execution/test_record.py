@@ -1,6 +1,6 @@
 """What a run leaves behind on a rank."""
 
-from minipipe.execution.record import Record
+from minipipe.core.execution.record import Record
 
 
 def test_computations_that_one_did_for_all_share_its_time_equally_and_keep_what_was_held():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minipipe import Costs, Pipeline, nn, schedules, simulate, spawn
+from minipipe.core.schedules.analysis.dependencies import Value
 from minipipe.execution.timeline import Recorded, measured_timeline
 from minipipe.schedules import ActionKind, Message, data_parallel, repeat
-from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.transforms import first_stages
 
 TIMES = {

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minipipe import Grid, Pipeline, nn, spawn, watch_everything
+from minipipe.core.tensor import record
 from minipipe.errors import TensorError
-from minipipe.tensor import record
 from tests.execution.offloaded_layers import LAYERS, X, linear
 from tests.launch import covering
 

@@ -295,7 +295,7 @@ def _instead_of_the_next_message(group, act):
 
 
 def loses_a_message(group, array):
-    from minipipe.comm.message import Done
+    from minipipe.core.comm.message import Done
 
     _instead_of_the_next_message(group, lambda send, *message: Done())
 

@@ -8,8 +8,8 @@ as a user's, and a layer or the script itself misbehaves on one of them.
 import numpy as np
 
 from minipipe import Pipeline, nn, optim
-from minipipe.autograd.modes import current_place
-from minipipe.tensor import record
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.tensor import record
 from tests.faults.deeds import Return
 
 NUM_MICROBATCHES = 8

@@ -17,7 +17,7 @@ FILES = [
     *PACKAGE.glob("nn/*.py"),
     PACKAGE / "tensor.py",
 ]
-FILES.append(PACKAGE / "autograd/backend.py")
+FILES.append(PACKAGE / "core/autograd/backend.py")
 
 
 def names_asked_of_array_modules(path):

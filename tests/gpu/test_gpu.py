@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, functional, nn, random_key, spawn
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
 from minipipe.testing import check_same_as_one_process
 from tests.compile.test_other_modules import MODELS, both

@@ -16,7 +16,7 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, schedules, simulate
-from minipipe.tensor import record
+from minipipe.core.tensor import record
 from minipipe.testing import one_process_step
 
 ROWS, WIDTH, MICROBATCHES = 16, 512, 8  # messages of 32 KiB

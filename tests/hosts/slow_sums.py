@@ -18,7 +18,7 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, simulate
-from minipipe.tensor import record
+from minipipe.core.tensor import record
 from minipipe.testing import one_process_step
 
 # gradients of 512 KiB a layer, messages of 256 bytes

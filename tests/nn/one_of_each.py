@@ -28,8 +28,9 @@ from minipipe import (
     testing,
     tuning,
 )
-from minipipe.autograd import Leaf, Node, StageInput, WeightWork, split
+from minipipe.autograd import Leaf, Node, StageInput, WeightWork
 from minipipe.comm import OneRankGroup, ProcessGroup
+from minipipe.core.autograd import split
 from minipipe.core.values import KINDS, NOUNS, Value
 from minipipe.coursework import Level, Report, Task, TaskReport, Unexpected
 from minipipe.coursework.exercise import exercises_in, find_source

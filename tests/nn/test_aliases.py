@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minipipe import Plan, Tensor, nn, optim, schedules
+from minipipe.core.nn.parameter import Alias
 from minipipe.errors import ArgumentError
-from minipipe.nn.parameter import Alias
 from minipipe.testing import check_same_as_one_process
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4) / 8

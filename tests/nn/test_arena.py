@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, optim
-from minipipe.autograd.backend import is_half
+from minipipe.core.autograd.backend import is_half
 from minipipe.errors import ParameterError
 from minipipe.nn.arena import Arena
 

@@ -5,7 +5,7 @@ instance.
 import numpy as np
 
 from minipipe import nn
-from minipipe.nn.module import computes_as, is_exactly
+from minipipe.core.nn.module import computes_as, is_exactly
 from tests.launch import for_each
 
 

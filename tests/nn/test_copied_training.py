@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, nn, optim, spawn
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.errors import ModelError, TensorError
 from tests.half_precision import every_half
 

@@ -25,8 +25,8 @@ from minipipe import (
     schedules,
 )
 from minipipe.autograd import Leaf, Node, StageInput
-from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
+from minipipe.core.autograd.backend import is_array
 from minipipe.coursework import Task
 from minipipe.errors import MinipipeError
 from minipipe.execution import BatchLoss

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from minipipe import Grid, Pipeline, Tensor, functional, nn, spawn
+from minipipe.core.nn.module import computes_as
 from minipipe.errors import ArgumentError
-from minipipe.nn.module import computes_as
 from tests.launch import for_each
 
 SYMBOLS, WIDTH, LENGTH = 8, 8, 4

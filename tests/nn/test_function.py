@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn, spawn
+from minipipe.core.tensor import op
 from minipipe.errors import ArgumentError, RankError, TensorError
-from minipipe.tensor import op
 from minipipe.testing import check_same_as_one_process
 from tests.execution.checks.changes import behind_an_empty_cell
 from tests.strategies import batch, build, split_backward

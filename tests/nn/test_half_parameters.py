@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, optim
-from minipipe.nn.parameter import HalfLeaf
+from minipipe.core.nn.parameter import HalfLeaf
 from tests.half_precision import epsilon, every_half
 from tests.numerics.test_every_optimiser import every_kind
 from tests.strategies import examples

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn
-from minipipe.autograd import backend
 from minipipe.comm import OneRankGroup
+from minipipe.core.autograd import backend
 from minipipe.errors import ParameterError, TensorError
 from tests.numerics.small_models import Block, Tied, mlp, values
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, autograd, nn, no_grad, random_key, watch_everything
 from minipipe import functional as F
-from minipipe.autograd import StageInput, modes
+from minipipe.autograd import StageInput
+from minipipe.core.autograd import modes
 from minipipe.errors import TensorError
 from minipipe.nn import recompute
 from minipipe.testing import same_bits
@@ -353,7 +354,9 @@ def test_a_mask_that_is_not_that_of_the_first_time_is_noticed(monkeypatch):
 
 
 def test_a_place_that_was_not_copied_is_noticed(monkeypatch):
-    monkeypatch.setattr("minipipe.autograd.modes.RandomKey.copy", lambda self: self)
+    monkeypatch.setattr(
+        "minipipe.core.autograd.modes.RandomKey.copy", lambda self: self
+    )
     with pytest.raises(TensorError) as caught:
         everything(USED_EVERYWHERE, nn.Recompute)
     assert caught.value.code == "not-repeatable"

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, autograd, functional, nn
-from minipipe.autograd import StageInput, backend, backward
+from minipipe.autograd import StageInput, backward
+from minipipe.core.autograd import backend
+from minipipe.core.tensor import record
 from minipipe.errors import MinipipeError
-from minipipe.tensor import record
 from tests.numerics.small_models import mlp
 from tests.strategies import examples
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from minipipe import Tensor, autograd, nn
-from minipipe.autograd import StageInput, modes
+from minipipe.autograd import StageInput
 from minipipe.autograd.memory import held_bytes
+from minipipe.core.autograd import modes
 from minipipe.errors import TensorError
 from minipipe.nn import recompute
 from tests.numerics.recomputed import (

@@ -15,7 +15,7 @@ import numpy as np
 from minipipe import Tensor
 from minipipe import functional as F
 from minipipe.autograd import StageInput, backward_input
-from minipipe.autograd.backend import array_module
+from minipipe.core.autograd.backend import array_module
 from tests.compile import driver
 
 Case = dict[str, Any]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor
 from minipipe import functional as F
-from minipipe.autograd import StageInput, backend, backward_input
+from minipipe.autograd import StageInput, backward_input
 from minipipe.autograd.memory import held_bytes
+from minipipe.core.autograd import backend
 from tests.numerics.formulas import attended
 from tests.strategies import examples
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
 from minipipe import functional as F
-from minipipe.autograd.modes import RandomKey, at
+from minipipe.core.autograd.modes import RandomKey, at
 from minipipe.errors import TensorError
 from minipipe.testing import same_bits
 from tests.numerics.formulas import attended

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional, no_grad
-from minipipe.autograd import modes
 from minipipe.autograd.memory import held_bytes
+from minipipe.core.autograd import modes
+from minipipe.core.tensor import record
 from minipipe.errors import TensorError
-from minipipe.tensor import record
 from minipipe.testing import check_gradients
 from tests.strategies import examples
 

@@ -16,10 +16,10 @@ from hypothesis import given
 
 from minipipe import Tensor, autograd, nn, optim, random_key, spawn, watch_everything
 from minipipe.autograd import Node, StageInput
-from minipipe.autograd.modes import enable_grad, mode
 from minipipe.autograd.watch import Watched
+from minipipe.core.autograd.modes import enable_grad, mode
+from minipipe.core.nn.sequential import Sequential
 from minipipe.errors import TensorError
-from minipipe.nn.sequential import Sequential
 from minipipe.pipeline import Pipeline
 from minipipe.testing import check_same_as_one_process
 from tests.numerics.stages import fresh_weights, numbers, programs, run

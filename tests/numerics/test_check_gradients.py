@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minipipe import Tensor, functional
-from minipipe.tensor import record
+from minipipe.core.tensor import record
 from minipipe.testing import check_gradients
 
 X, Y = np.array([[0.5, -1.5, 2.0], [1.0, 0.25, -0.75]]), np.array([1.5, -0.5, 2.5])

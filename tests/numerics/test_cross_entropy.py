@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional
-from minipipe.functional.loss import label_weight
+from minipipe.core.functional.loss import label_weight
 from minipipe.testing import check_gradients
 from tests.strategies import examples
 

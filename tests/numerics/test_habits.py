@@ -15,8 +15,8 @@ import pytest
 import minipipe
 from minipipe import Tensor, data, functional, nn, optim
 from minipipe.comm import OneRankGroup
+from minipipe.core.functional import reduction
 from minipipe.errors import ArgumentError
-from minipipe.functional import reduction
 from tests.launch import for_each
 
 X = np.ones((8, 4), dtype=np.float32)
@@ -330,8 +330,8 @@ def test_a_function_with_hints_shows_its_own_signature_and_its_examples_run():
         test.name for test in doctest.DocTestFinder().find(reduction) if test.examples
     }
     assert {
-        "minipipe.functional.reduction.total",
-        "minipipe.functional.reduction.mean",
+        "minipipe.core.functional.reduction.total",
+        "minipipe.core.functional.reduction.mean",
     } <= found
 
 

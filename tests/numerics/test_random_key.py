@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, functional, nn, no_grad, random_key
 from minipipe import functional as F
-from minipipe.autograd.modes import RandomKey, at, current_place, next_key
+from minipipe.core.autograd.modes import RandomKey, at, current_place, next_key
 from minipipe.errors import TensorError
 from minipipe.testing import check_same_as_one_process
 from tests.strategies import build, examples
@@ -94,7 +94,7 @@ def test_a_key_without_one_of_the_numbers_would_be_noticed(number, monkeypatch):
         return tuple(0 if i == number else part for i, part in enumerate(next_key()))
 
     monkeypatch.setattr(
-        sys.modules["minipipe.functional.elementwise"], "next_key", without
+        sys.modules["minipipe.core.functional.elementwise"], "next_key", without
     )
     assert num_masks(number) == 1
 

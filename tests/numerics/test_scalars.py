@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from minipipe import Tensor
 from minipipe import functional as F
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from tests.strategies import examples
 
 # Not -0.0, which Python takes for 0.0.

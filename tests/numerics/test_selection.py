@@ -13,7 +13,7 @@ import pytest
 
 import minipipe
 from minipipe import Tensor, functional, nn, optim, random_key, spawn
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.errors import ArgumentError
 from minipipe.execution.objective import BatchObjective
 from minipipe.functional.parallel import parallel_cross_entropy

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import nn, optim
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.nn import arena as arenas
 from minipipe.nn.arena import Arena, Block
 from minipipe.optim import runs

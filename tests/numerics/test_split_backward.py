@@ -25,8 +25,8 @@ from minipipe.autograd import (
     backward_input,
 )
 from minipipe.autograd.memory import held_bytes
+from minipipe.core.tensor import record
 from minipipe.errors import TensorError
-from minipipe.tensor import record
 from tests.numerics.stages import (
     ROWS,
     WIDTH,
@@ -183,7 +183,7 @@ def earliest_consumer_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patched:
         patched.setattr(
-            importlib.import_module("minipipe.autograd.walk"),
+            importlib.import_module("minipipe.core.autograd.walk"),
             "Node",
             lambda plan, inputs, saved, order: Node(plan, inputs, saved, 10**9 - order),
         )

@@ -10,8 +10,8 @@ import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.autograd import backward_input
+from minipipe.core.tensor import record
 from minipipe.errors import TensorError
-from minipipe.tensor import record
 
 WRONG_DTYPES = {
     "float64": lambda g: g * np.float64(2.0),

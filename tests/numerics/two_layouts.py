@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from minipipe import nn, optim
-from minipipe.autograd.backend import is_half
+from minipipe.core.autograd.backend import is_half
 from minipipe.errors import ArgumentError
 from minipipe.nn.arena import Arena
 

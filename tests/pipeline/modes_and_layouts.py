@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe import Grid, Pipeline, nn, optim, schedules, watch_everything
-from minipipe.schedules.action import U
+from minipipe.core.schedules.action import U
 
 NUM_STEPS, NUM_SAMPLES, LENGTH, WIDTH, CLASSES = 3, 8, 4, 6, 8
 X = np.random.default_rng(0).standard_normal((NUM_STEPS, NUM_SAMPLES, LENGTH, WIDTH))

@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 
 from minipipe import Pipeline, init_process_group, nn
-from minipipe.autograd.backend import to_numpy
+from minipipe.core.autograd.backend import to_numpy
 from minipipe.testing import blocks_of, one_process_step, same_bits
 from tests.strategies import steps
 

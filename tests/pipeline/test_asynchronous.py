@@ -25,13 +25,13 @@ from minipipe import (
 )
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import copies_held
+from minipipe.core.schedules.action import B, U
 from minipipe.errors import (
     ArgumentError,
     MicrobatchError,
     NotFiniteError,
     ScheduleError,
 )
-from minipipe.schedules.action import B, U
 from minipipe.testing import same_bits
 from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.pipeline import formulas

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
 from minipipe.comm import OneRankGroup
+from minipipe.core.execution.payload import Payload
+from minipipe.core.pytree import flattened, rebuilt, tensors_in
 from minipipe.errors import MicrobatchError, TensorError
-from minipipe.execution.payload import Payload
-from minipipe.pytree import flattened, rebuilt, tensors_in
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.strategies import NAMES, build, examples

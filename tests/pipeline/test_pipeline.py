@@ -17,13 +17,13 @@ from minipipe import (
     spawn,
 )
 from minipipe.comm import OneRankGroup
+from minipipe.core.tensor import record
 from minipipe.errors import (
     ParameterError,
     RankError,
     ScheduleError,
 )
 from minipipe.execution.building import build_stages
-from minipipe.tensor import record
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.pipeline.small_pipelines import mlp, on_ranks
 from tests.strategies import batch, build, split_backward, v_shaped

@@ -437,7 +437,7 @@ def test_a_sum_over_microbatches_and_not_over_uses_first_is_noticed(monkeypatch)
         right = one_process_step(
             copy.deepcopy(model).initialise(0), nn.MSELoss(), inputs, targets, 4
         ).gradients
-        monkeypatch.setattr("minipipe.nn.sequential._tied", list)
+        monkeypatch.setattr("minipipe.core.nn.sequential._tied", list)
         untied = three_times()[0].initialise(0)
         wrong = one_process_step(untied, nn.MSELoss(), inputs, targets, 4).gradients
     assert not same_bits(right["0.weight"], wrong["0.weight"])

@@ -23,10 +23,10 @@ from minipipe import (
     spawn,
 )
 from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.errors import MicrobatchError, ModelError
 from minipipe.execution.partition import partition_evenly
 from minipipe.nn.slices import SequenceSlice, computing
-from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.testing import same_bits
 from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.strategies import examples

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, spawn
-from minipipe.autograd.operation import Value
+from minipipe.core.autograd.operation import Value
 from minipipe.schedules.transforms import split_backward
 from minipipe.testing import one_process_step
 from tests.strategies import NAMES, build, examples

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, spawn
-from minipipe.autograd import backend
 from minipipe.comm import OneRankGroup
 from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError, ParameterError
 from minipipe.testing import (
     check_independent_of_microbatches,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Plan, Tensor, nn, spawn
+from minipipe.core.execution.payload import Payload
 from minipipe.errors import RankError
-from minipipe.execution.payload import Payload
 from minipipe.testing import check_same_as_one_process, one_process_step
 from tests.launch import slowly
 from tests.strategies import NAMES, build, examples

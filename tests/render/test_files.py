@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from minipipe import Costs, schedules, simulate
+from minipipe.core.schedules.action import ActionKind
+from minipipe.core.schedules.action_table import Schedule
 from minipipe.errors import FileError, ScheduleError
 from minipipe.render import (
     check_ending,
@@ -20,8 +22,6 @@ from minipipe.render import (
 )
 from minipipe.render.files import ENDINGS, drawing
 from minipipe.render.palette import FILL
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import Schedule
 from tests.launch import run
 from tests.render.converters import cairosvg, pdf_pixels, png_pixels
 

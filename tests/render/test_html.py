@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
+from minipipe.core.schedules.action import ActionKind
 from minipipe.render.descriptions import (
     describe_action,
     describe_message,
@@ -23,7 +24,6 @@ from minipipe.render.descriptions import (
 )
 from minipipe.render.html import draw_html, holds_of, player_data
 from minipipe.render.panel import Panel
-from minipipe.schedules.action import ActionKind
 from minipipe.schedules.simulation.span import Span
 from tests.strategies import examples, named_schedules
 

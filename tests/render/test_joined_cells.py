@@ -12,9 +12,9 @@ from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.render.html import player_data
 from minipipe.render.panel import Panel
 from minipipe.render.stepper.description import (
+    describe_diagnosis,
     describe_event,
     describe_state,
-    describe_verdict,
 )
 from minipipe.render.stepper.frame import Frame
 from minipipe.render.stepper.walkthrough import Activity, Walkthrough
@@ -125,7 +125,7 @@ def test_the_stepper_goes_up_to_a_deadlock_by_an_overlap(width):
     frame = Frame(walkthrough, colour=False)
     screens = ["\n".join(frame.draw(snapshot, width, 20)) for snapshot in walkthrough]
     assert "0F1!" in screens[-1] and walkthrough.cycle == (0, 1)
-    assert describe_verdict(walkthrough)[1:] == [
+    assert describe_diagnosis(walkthrough)[1:] == [
         "the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0",
         (
             "rank 0 is stuck at 0F1 (position 1 of its list): it needs 1B0, position "

@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
+from minipipe.core.schedules.action import ActionKind
 from minipipe.render.palette import DARK, FILL, LIGHT, fill_of, shade
 from minipipe.schedules import Kind, Uses, declared
-from minipipe.schedules.action import ActionKind
 
 # all but transfers
 KINDS = [kind for kind in FILL if FILL[kind] != FILL[ActionKind.SEND_F]]

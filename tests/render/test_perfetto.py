@@ -14,11 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, schedules, spawn
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.render import perfetto_trace
 from minipipe.render.descriptions import describe_idle, describe_message
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import Span

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import Schedule
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.render import descriptions, draw_text
 from minipipe.render.panel import Panel
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import Span

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.action import ActionKind
 from minipipe.render import draw_text, has_colour, terminal
-from minipipe.schedules.action import ActionKind
 from tests.strategies import examples
 
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.errors import ScheduleError
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.verifier import verify
 from tests.refusals import code_of
 from tests.strategies import examples, table
 

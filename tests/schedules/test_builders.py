@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from minipipe import schedules
+from minipipe.core.schedules.action import ActionKind
 from minipipe.errors import ScheduleError
-from minipipe.schedules.action import ActionKind
 from tests.refusals import refusal
 from tests.strategies import takes
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate, verify
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.interleaved import microbatch_groups, order_table
+from minipipe.core.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.errors import ScheduleError
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.interleaved import microbatch_groups, order_table
-from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.transforms import cut_stages, first_stages
 
 STRAIGHT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from minipipe import Action, Costs, Schedule, schedules, simulate, verify
 from minipipe.core.flow import flow_of
+from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, freeze_stages, lower
-from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.transforms import first_stages
 from tests.schedules.analysis.verdicts import refusal
 from tests.strategies import NAMES, examples, named_schedules, updated_schedules

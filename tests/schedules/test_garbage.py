@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from minipipe import schedules, simulate
+from minipipe.core.schedules.action_table import collector_paused
 from minipipe.errors import ScheduleError
-from minipipe.schedules.action_table import collector_paused
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate, verify
+from minipipe.core.schedules.action import B, I, L, O, R, W
 from minipipe.errors import ScheduleError
-from minipipe.schedules.action import B, I, L, O, R, W
 from tests.strategies import (
     examples,
     legally_overlapped,

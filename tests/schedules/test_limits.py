@@ -7,15 +7,16 @@ import re
 import pytest
 
 from minipipe import Costs, Schedule, io, schedules, simulate
+from minipipe.core.schedules import placement, text
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.placement import check_sizes
 from minipipe.errors import MinipipeError, quoted
-from minipipe.schedules import placement, read_schedule, schedule_of_text, text
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules import read_schedule, schedule_of_text
 from minipipe.schedules.analysis import theory
 from minipipe.schedules.analysis.activations import peak_activations
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.theory import tick_grid
 from minipipe.schedules.analysis.updates import drift, staleness, weight_versions
-from minipipe.schedules.placement import check_sizes
 from minipipe.schedules.transforms import spread_stages
 from minipipe.search.list_scheduling import greedy
 from tests.launch import for_each

@@ -105,7 +105,7 @@ def test_more_joined_pairs_than_cells_are_remembered_are_all_read():
         [f"{k}F0" for k in range(70)] + cells + [f"{k}B1" for k in range(70)]
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minipipe.schedules.text._KNOWN", 3)
+        patch.setattr("minipipe.core.schedules.text._KNOWN", 3)
         assert len(Schedule.from_csv(text).overlaps) == 70
 
 

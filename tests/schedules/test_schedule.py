@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import Program, Schedule
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Program, Schedule
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from tests.refusals import refusal

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Action, Schedule, schedules, verify
+from minipipe.core.schedules.action import Slice
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text
-from minipipe.schedules.action import Slice
 from minipipe.schedules.transforms import (
     first_stages,
     freeze_stages,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from minipipe import Costs, Schedule, schedules, verify
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, copies_held, pairs_of
+from minipipe.core.schedules.action import REDUCE_GRAD, ActionKind, U
+from minipipe.core.schedules.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
-from minipipe.schedules.action import REDUCE_GRAD, ActionKind, U
 from minipipe.schedules.analysis.updates import drift, staleness, weight_versions
-from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.transforms import repeat
 from tests.schedules.published import most_held
 from tests.strategies import examples, updated_schedules

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.cli.main import main
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.errors import ScheduleError
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate, timeline_of
 from minipipe.schedules.simulation.span import IdleCause

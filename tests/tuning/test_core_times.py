@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, nn, schedules, simulate, spawn
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.tensor import record
 from minipipe.pipeline import Pipeline
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Hosts
 from minipipe.schedules.transforms import split_backward
-from minipipe.tensor import record
 from minipipe.tuning import stages
 from minipipe.tuning.stages import CoreTimes, costs_on_shared_cores, crowded_hosts
 from tests.strategies import examples

@@ -33,8 +33,8 @@ each pass, dropout, and two parts in a row.
 from collections.abc import Callable
 
 from minipipe import Tensor, no_grad
-from minipipe.autograd.modes import at, current_place
-from minipipe.tensor import record
+from minipipe.core.autograd.modes import at, current_place
+from minipipe.core.tensor import record
 
 
 def recompute(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ stages on a rank, with I and W, and with neighbouring stages on one rank.
 from collections.abc import Iterator
 
 from minipipe import Action, ActionKind, Schedule
-from minipipe.schedules.analysis.walk import walk
+from minipipe.core.schedules.analysis.walk import walk
 
 F, B, I = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT
 

@@ -23,9 +23,9 @@ from types import SimpleNamespace
 
 from threadpoolctl import ThreadpoolController
 
+from minipipe.core.specs import COUNT
 from minipipe.core.texts import parse_whole
 from minipipe.errors import ArgumentError
-from minipipe.specs import COUNT
 
 _LIMIT_OF_MEMORY = Path("/sys/fs/cgroup/memory.max")
 _CORE_TIMES = Path("/proc/stat")

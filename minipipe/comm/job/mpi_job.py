@@ -59,7 +59,7 @@ from minipipe.comm.job.verdict import (
 )
 
 if TYPE_CHECKING:
-    from minipipe.comm.mpi import MPIGroup
+    from minipipe.core.comm.mpi import MPIGroup
 
 _MOST_CORES = 4096  # of a host
 # polls that do not even yield, if every rank of this host has a core of its own

@@ -14,8 +14,8 @@ from minipipe.compile.export.rank_file import RankFile
 from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
 from minipipe.compile.export.texts import UPDATES
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.core.execution.executor import Executor, Step
 from minipipe.errors import ArgumentError, ModelError
-from minipipe.execution.executor import Executor, Step
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 

@@ -9,7 +9,7 @@ from typing import Any
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.texts import CLIP, UPDATES
 from minipipe.compile.wrapping import WIDTH, wrapped
-from minipipe.schedules.action_table import Program
+from minipipe.core.schedules.action_table import Program
 
 _DOCSTRING = '''\
 """What rank RANK of SIZE does in a training step: NumPy and MPI alone.

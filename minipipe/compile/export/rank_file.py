@@ -27,13 +27,10 @@ from minipipe.compile.export.texts import (
 )
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.recording import Recorded, Recorder
-from minipipe.execution.executor import Executor
+from minipipe.compile.stage_program import suffix_of
+from minipipe.core.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.io import write_whole
-
-
-def _suffix(number: int) -> str:
-    return chr(ord("a") + number) if number else ""
 
 
 class RankFile:
@@ -105,17 +102,17 @@ class RankFile:
         """Return the functions of stages, by stage and microbatch."""
         found: dict[tuple[int, int], StageSource] = {}
         for stage, recorder in recorders.items():
-            kinds = list({id(r): r for r in recorder.kind_of.values()}.values())
+            kinds = list({id(r): r for r in recorder.recording_of.values()}.values())
             made = self._merged(stage, recorder, kinds)
             if made is None:
                 made = [
                     self._stage_source(
-                        f"{stage}{_suffix(i)}", stage, recorder, kind, self._functions
+                        f"{stage}{suffix_of(i)}", stage, recorder, kind, self._functions
                     )
                     for i, kind in enumerate(kinds)
                 ]
             of_kind = dict(zip(map(id, kinds), made))
-            for k, recorded in recorder.kind_of.items():
+            for k, recorded in recorder.recording_of.items():
                 found[stage, k] = of_kind[id(recorded)]
         return found
 

@@ -23,11 +23,8 @@ from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.row import SECTIONS
 from minipipe.compile.value_form import Form
 from minipipe.compile.wrapping import WIDTH, function, wrapped
-from minipipe.errors import Code, ModelError, ScheduleError
-from minipipe.execution.executor import Binding, Executor
-from minipipe.execution.plan import Plan
-from minipipe.execution.sums import block_size
-from minipipe.schedules.action import (
+from minipipe.core.execution.executor import Binding, Executor
+from minipipe.core.schedules.action import (
     RECV_B,
     RECV_F,
     REDUCE_GRAD,
@@ -36,7 +33,10 @@ from minipipe.schedules.action import (
     Action,
     F,
 )
-from minipipe.schedules.analysis.dependencies import Direction
+from minipipe.core.schedules.analysis.dependencies import Direction
+from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.execution.plan import Plan
+from minipipe.execution.sums import block_size
 
 _FIRST_TAG_OF_SUMS = 30_000  # of the 32,768 that every MPI has
 
@@ -171,7 +171,7 @@ class RowSource:
 
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
-        recorded = self._recorders[stage].kind_of[k]
+        recorded = self._recorders[stage].recording_of[k]
         form = recorded.received if kind is RECV_F else recorded.result
         shape, dtype = self._plain(form, k)
         peer, tag = self._route(binding)
@@ -211,7 +211,8 @@ class RowSource:
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
-        source, recorded = self._sources[stage, k], self._recorders[stage].kind_of[k]
+        source = self._sources[stage, k]
+        recorded = self._recorders[stage].recording_of[k]
         section = SECTIONS[kind]
         if section not in source.sections:  # an I that is a whole backward
             section = "backward"
@@ -313,7 +314,8 @@ class RowSource:
             yield from wrapped(f"weights = {weights}", 0)
 
     def _dtype_of_loss(self) -> str:
-        trace = next(iter(self._recorders[self._num_stages - 1].kinds.values())).trace
+        recorder = self._recorders[self._num_stages - 1]
+        trace = next(iter(recorder.recordings.values())).trace
         (name,) = trace.results["forward"]
         return trace.variables[name].dtype.name
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.channel import BroadcastChannel
-from minipipe.comm.process_group import OwnTag
+from minipipe.core.comm.process_group import OwnTag
+from minipipe.core.execution.stage import Stage
 from minipipe.errors import (
     ArgumentError,
     Code,
@@ -31,7 +32,6 @@ from minipipe.execution.checks.comparison import (
 )
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
-from minipipe.execution.stage import Stage
 from minipipe.nn import Module, Parameter
 from minipipe.schedules import ActionKind, Schedule
 

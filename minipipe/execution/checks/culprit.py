@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minipipe.core.execution.executor import Executor
 from minipipe.errors import Code
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.checks.probe import (
@@ -24,9 +25,7 @@ from minipipe.execution.checks.probe import (
     find_culprit,
     words_of,
 )
-from minipipe.execution.executor import Executor
-from minipipe.execution.observers import journal
-from minipipe.execution.row_handlers import handlers_of
+from minipipe.execution.row_handlers import handlers_of, journal
 from minipipe.schedules import Action, ActionKind, Program
 
 if TYPE_CHECKING:

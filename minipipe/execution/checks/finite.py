@@ -16,16 +16,17 @@ from weakref import ref
 
 import numpy as np
 
-from minipipe.autograd import Leaf, backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd import Leaf
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
 from minipipe.errors import Code, NotFiniteError, warn_caller
 from minipipe.execution import BatchLoss
 
 if TYPE_CHECKING:
+    from minipipe.core.execution.stage import Stage
     from minipipe.execution.batch import Batch
     from minipipe.execution.plan import Plan
-    from minipipe.execution.stage import Stage
     from minipipe.nn.arena import Arena
 
 WhenNotFinite = Literal["stop", "warn", "off"]

@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
-from minipipe.autograd.modes import current_place
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.execution.executor import Executor
+from minipipe.core.execution.payload import Payload
+from minipipe.core.execution.stage import Stage
+from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.pytree import rebuilt, tensors_in
+from minipipe.core.schedules.action import Action
+from minipipe.core.tensor import record
 from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor
-from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter
 from minipipe.nn.collected_losses import losses_so_far
-from minipipe.nn.sequential import parameters_of
-from minipipe.pytree import rebuilt, tensors_in
-from minipipe.schedules.action import Action
-from minipipe.tensor import record
 
 
 class Probe:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.comm.process_group import OwnTag
+from minipipe.core.comm.process_group import OwnTag
 from minipipe.errors import RankError
 from minipipe.execution.plan import Plan
 from minipipe.nn import Parameter

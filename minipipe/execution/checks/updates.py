@@ -14,14 +14,14 @@ from zlib import crc32
 
 import numpy as np
 
-from minipipe.autograd.backend import is_array
+from minipipe.core.autograd.backend import is_array
+from minipipe.core.pytree import flattened
+from minipipe.core.tensor import Tensor
 from minipipe.data import take_last_draw
 from minipipe.execution.checks.description import description, names_of
 from minipipe.execution.samples import Microbatches, Replicated
 from minipipe.nn import Parameter
 from minipipe.optim.nothing import steps_over_nothing
-from minipipe.pytree import flattened
-from minipipe.tensor import Tensor
 
 if TYPE_CHECKING:
     from minipipe.optim import Optimiser

@@ -8,10 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from minipipe.core.nn.module import check_state
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
-from minipipe.nn.module import check_state
 from minipipe.nn.torch_layout import from_torch, undecided
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint.manifest import from_rank_0
@@ -22,7 +23,6 @@ from minipipe.pipeline.checkpoint.storage import (
     pieces,
     unpacked,
 )
-from minipipe.specs import Spec
 
 _MOST_OF_A_NUMBER = 8  # bytes: float64
 _LAYOUTS = ("minipipe", "torch")

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
-from minipipe.comm.objects import broadcast
+from minipipe.core.autograd.backend import is_array
+from minipipe.core.comm.objects import broadcast
+from minipipe.core.specs import INDEX, Spec
 from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted
 from minipipe.io import json_value, parse_json, reading
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
-from minipipe.specs import INDEX, Spec
 
 FORMAT = "minipipe checkpoint"
 VERSION = 1

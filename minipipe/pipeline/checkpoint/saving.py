@@ -20,7 +20,8 @@ from typing import Any, NoReturn, Self
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments
-from minipipe.comm.objects import gather
+from minipipe.core.comm.objects import gather
+from minipipe.core.specs import COUNT, INDEX, Spec
 from minipipe.errors import CheckpointError, FileError, RankError, not_copyable
 from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
@@ -43,7 +44,6 @@ from minipipe.pipeline.checkpoint.state import (
     take,
 )
 from minipipe.pipeline.checkpoint.storage import pieces
-from minipipe.specs import COUNT, INDEX, Spec
 
 _CALL = "checkpoint.save()"
 _POLL = 0.02  # seconds between polls for the other ranks' files, in the background

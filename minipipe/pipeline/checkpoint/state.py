@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.comm.objects import broadcast
+from minipipe.core.autograd import backend
+from minipipe.core.comm.objects import broadcast
+from minipipe.core.specs import INDEX, Spec
 from minipipe.errors import ArgumentError, CheckpointError, quoted
 from minipipe.io import json_value
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
-from minipipe.specs import INDEX, Spec
 
 _OPTIMISER = Spec(
     Optimiser, expected="an optimiser, or a mapping of names to optimisers", code="type"

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors
 
-from minipipe.autograd import backend
+from minipipe.core.autograd import backend
 from minipipe.errors import CheckpointError, FileError
 from minipipe.io import read_bytes
 

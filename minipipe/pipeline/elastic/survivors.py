@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minipipe.comm.job.mpi_job import MPI, MPIJob
-from minipipe.comm.mpi import MPIGroup
+from minipipe.core.comm.mpi import MPIGroup
 
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 

@@ -56,11 +56,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments
-from minipipe.comm.objects import gather
+from minipipe.core.comm.objects import gather
+from minipipe.core.specs import Spec
 from minipipe.errors import LaunchError
 from minipipe.execution import PendingLoss
 from minipipe.pipeline.elastic.vault import Made, Vault, changed_bits, ranks, state_for
-from minipipe.specs import Spec
 
 if TYPE_CHECKING:
     from minipipe.pipeline.elastic.survivors import SurvivorGroup
@@ -290,7 +290,7 @@ def _survivors_of(group: ProcessGroup) -> SurvivorGroup:
     launcher has no such groups.
     """
     if os.environ.get(_FAULT_TOLERANCE) == "1":
-        from minipipe.comm.mpi import MPIGroup
+        from minipipe.core.comm.mpi import MPIGroup
         from minipipe.pipeline.elastic.survivors import SurvivorGroup
 
         if isinstance(group, MPIGroup):

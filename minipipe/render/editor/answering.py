@@ -19,6 +19,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
+from minipipe.core.schedules.action import Action, I
+from minipipe.core.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec
 from minipipe.errors import (
     ArgumentError,
     Code,
@@ -33,14 +35,12 @@ from minipipe.render.editor.draft import Draft, check_size
 from minipipe.render.editor.drawing import Sight
 from minipipe.render.editor.puzzles import PUZZLES
 from minipipe.render.editor.sharing import packed, unpacked
-from minipipe.schedules.action import Action, I
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.registry import REGISTRY, TRADES, build, spelled
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.search.clock import schedule_of
 from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
-from minipipe.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec
 
 _LIMIT = SCHEDULE_COUNT._replace(maximum=10**9)  # of pairs that a rank holds
 _SECONDS = Spec(float, above=0, maximum=1, advice="Search longer with another message.")
@@ -131,9 +131,9 @@ class Editor:
         needed = {name for name, it in known.items() if it.default is it.empty}
         if not needed <= set(arguments) <= set(known):
             expected = ", ".join(known) or "nothing"
-            given = ", ".join(arguments) or "nothing"
+            actual = ", ".join(arguments) or "nothing"
             reason = f"The message {verb} takes {expected}"
-            return self._refused(f"{reason}; this one has {given}.")
+            return self._refused(f"{reason}; this one has {actual}.")
         try:
             return do(**arguments)
         except ScheduleError as error:
@@ -143,15 +143,15 @@ class Editor:
 
     def _refused(self, sentence: str) -> Answer:
         """Return the answer to a refused message."""
-        found = _PLACE.match(sentence)
-        place = found and [int(found[1]), int(found[2])]
+        match = _PLACE.match(sentence)
+        place = match and [int(match[1]), int(match[2])]
         return _answer(sentence, True, place=place)
 
     @property
     def sight(self) -> Sight:
         """The visible state of the draft."""
         now = self.draft, self.costs, self.limit, self.halves
-        if self._sight is None or self._sight.given != now:
+        if self._sight is None or self._sight.inputs != now:
             self._sight = Sight(*now)
         return self._sight
 
@@ -179,20 +179,17 @@ class Editor:
         """
         if not self.sight.is_finished:
             return ""
+        message = "The schedule is complete and legal."
         names = self._named_like(self.draft)
         if names:
-            found = [f"You built {', which is also '.join(names[:2])}."]
-        else:
-            found = ["The schedule is complete and legal."]
-        if self.puzzle:
-            end = self.sight.end
-            par = PUZZLES[self.puzzle - 1].par.value
-            over = end - par
-            if over < 1e-9:
-                found.append(f"Par: {par:g} units. It cannot be beaten.")
-            else:
-                found.append(f"{over:g} units above par.")
-        return " ".join(found)
+            message = f"You built {', which is also '.join(names[:2])}."
+        if not self.puzzle:
+            return message
+        par = PUZZLES[self.puzzle - 1].par.value
+        over = self.sight.end - par
+        if over < 1e-9:
+            return f"{message} Par: {par:g} units. It cannot be beaten."
+        return f"{message} {over:g} units above par."
 
     # -- opening -----------------------------------------------------------------------
 
@@ -251,12 +248,12 @@ class Editor:
 
     # -- editing -----------------------------------------------------------------------
 
-    def _change(self, draft: Draft, said: str | None = None) -> Answer:
+    def _change(self, draft: Draft, said: str = "") -> Answer:
         if draft != self.draft:
             self.past = (*self.past, self.draft)
             self.future = ()
             self.draft = draft
-        return self.do_show(self._built() if said is None else said)
+        return self.do_show(said or self._built())
 
     def do_place(
         self, rank: int, action: str | None = None, kind: str | None = None
@@ -277,7 +274,7 @@ class Editor:
             if not fitting:
                 missing = kind or "action"
                 return self._refused(f"Rank {rank} has no {missing} left to place.")
-            chosen = ready[0] if ready else fitting[0].action
+            chosen = next(iter(ready), fitting[0].action)
         problem = self.draft.refusal(rank, chosen, self.limit)
         if problem is not None:
             return self._refused(problem.message)
@@ -331,34 +328,35 @@ class Editor:
         return self.sight.choices[rank]
 
     def _check_fits_puzzle(self, draft: Draft) -> None:
-        own = self.draft
-        sizes = (own.placement, own.num_microbatches)
-        if self.puzzle and (draft.placement, draft.num_microbatches) != sizes:
-            stages = counted(len(own.placement), "stage")
-            batch = counted(own.num_microbatches, "microbatch")
-            message = (
-                f"Puzzle {self.puzzle} has {stages}, one on each rank, and {batch}"
-            )
-            stages = counted(len(draft.placement), "stage")
-            ranks = counted(len(draft.rows), "rank")
-            batch = counted(draft.num_microbatches, "microbatch")
-            message = f"{message}; this has {stages} on {ranks} and {batch}."
-            raise ScheduleError.of(Code.PLACEMENT, message)
+        puzzle = self.draft
+        sizes = (puzzle.placement, puzzle.num_microbatches)
+        if not self.puzzle or (draft.placement, draft.num_microbatches) == sizes:
+            return
+        stages = counted(len(puzzle.placement), "stage")
+        batch = counted(puzzle.num_microbatches, "microbatch")
+        expected = f"Puzzle {self.puzzle} has {stages}, one on each rank, and {batch}"
+        stages = counted(len(draft.placement), "stage")
+        ranks = counted(len(draft.rows), "rank")
+        batch = counted(draft.num_microbatches, "microbatch")
+        message = f"{expected}; this has {stages} on {ranks} and {batch}."
+        raise ScheduleError.of(Code.PLACEMENT, message)
 
     def _named_like(self, draft: Draft) -> list[str]:
         """Return the named schedules with the rows of a draft, unless it is so long
         that building all takes long.
         """
+        if len(draft.actions) > _MOST_RECOGNISED:
+            return []
         ranks = len(draft.rows)
         stages = len(draft.placement)
-        chunks = stages // ranks if stages > ranks else None
+        chunks: int | None = None
+        if stages > ranks:
+            chunks = stages // ranks
         sizes = (ranks, draft.num_microbatches, chunks)
-        if len(draft.there) > _MOST_RECOGNISED:
-            return []
         if self._named[0] != sizes:
             self._named = sizes, _built_as(*sizes)
-        own = (draft.placement, draft.rows)
-        return [name for name, built in self._named[1].items() if built == own]
+        table = (draft.placement, draft.rows)
+        return [name for name, built in self._named[1].items() if built == table]
 
     # -- settings ----------------------------------------------------------------------
 
@@ -420,17 +418,18 @@ class Editor:
         is_best = best.value <= search.bound * (1 + 1e-9)
         tried = f"{search.evaluations:,} schedules"
         said = f"Makespan {best.value:g} after {tried}; the bound is {search.bound:g}"
-        said += ": none is shorter." if is_best else "."
-        return _answer(said, isDone=is_best)
+        if is_best:
+            said += ": none is shorter"
+        return _answer(f"{said}.", isDone=is_best)
 
     def do_take(self) -> Answer:
         """Take the best schedule that the search has found."""
         if self.search is None or self.search.best is None:
             return self._refused("The search has no schedule yet; search first.")
-        found = schedule_of(
+        best = schedule_of(
             self.search.best.run.words, self.search.facts.workload, self.draft.name
         )
-        draft = Draft.of(found)
+        draft = Draft.of(best)
         self._check_fits_puzzle(draft)
         self.halves = True
         return self._change(draft, f"Found by {self.search.best.found_by}.")
@@ -483,7 +482,7 @@ def read_costs(text: str) -> Costs:
 
 
 def _has_halves(draft: Draft) -> bool:
-    return any(action.kind is I for action in draft.there)
+    return any(action.kind is I for action in draft.actions)
 
 
 def _in_text(text: str, problem: Problem) -> list[int] | None:
@@ -498,10 +497,12 @@ def _in_text(text: str, problem: Problem) -> list[int] | None:
 
 
 def _built_as(ranks: int, microbatches: int, chunks: int | None) -> dict[str, Any]:
-    """Return, by name, placement and rows of the schedules that take these sizes."""
-    found = {}
+    """Return, by name, the placement and the rows of all named schedules that can have
+    these sizes.
+    """
+    tables = {}
     for name in REGISTRY:
         with suppress(ScheduleError):
             built = build(name, ranks, microbatches, chunks)
-            found[name] = built.placement, built.actions
-    return found
+            tables[name] = built.placement, built.actions
+    return tables

@@ -14,14 +14,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
+from minipipe.core.schedules.action import Action, ActionKind, B, F, I, W
+from minipipe.core.schedules.action_table import ActionTable, Schedule, schedule_of_text
+from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.schedules.placement import check_placement
+from minipipe.core.schedules.text import rows_of
 from minipipe.core.values import Uses, Value
 from minipipe.errors import Code, Problem, ScheduleError
-from minipipe.schedules.action import Action, ActionKind, B, F, I, W
-from minipipe.schedules.action_table import ActionTable, Schedule, schedule_of_text
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.placement import check_placement
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.text import rows_of
 
 MOST = 20_000  # actions of a draft: after each edit all of them are timed and drawn
 Rows = tuple[tuple[Action, ...], ...]
@@ -116,19 +116,20 @@ class Draft:
             :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
         """
         rows, overlaps, num_slices = rows_of(text)
-        own = [set(self.whole.stages_of(rank)) for rank in range(len(self.rows))]
-        fits = len(rows) == len(own) and not overlaps and num_slices < 2
-        every = [(a, mine) for row, mine in zip(rows, own) for a in row]
-        if fits and all(
-            a.stage in mine and a.microbatch < self.num_microbatches
-            for a, mine in every
-        ):
+        has_form = len(rows) == len(self.rows) and not overlaps and num_slices < 2
+        if has_form and all(map(self._has, range(len(rows)), rows)):
             return replace(self, rows=tuple(rows))
         return Draft.of(schedule_of_text(text, self.name))
 
+    def _has(self, rank: int, row: Sequence[Action]) -> bool:
+        """Return whether all actions are of stages and microbatches of a rank."""
+        stages = self.whole.stages_of(rank)
+        batch = self.num_microbatches
+        return all(a.stage in stages and a.microbatch < batch for a in row)
+
     @cached_property
-    def there(self) -> frozenset[Action]:
-        """The actions that are placed."""
+    def actions(self) -> frozenset[Action]:
+        """The placed actions."""
         return frozenset(chain.from_iterable(self.rows))
 
     @cached_property
@@ -137,16 +138,17 @@ class Draft:
         unless they are begun as I.
         """
         stages = range(len(self.placement))
-        found = []
+        every = []
         for k in range(self.num_microbatches):
-            found += [Action(s, F, k) for s in stages]
+            every += [Action(s, F, k) for s in stages]
             for s in reversed(stages):
+                whole = Action(s, B, k)
                 halves = (Action(s, I, k), Action(s, W, k))
-                is_split = not self.there.isdisjoint(halves)
-                is_whole = not is_split or Action(s, B, k) in self.there
-                kinds = (B,) if is_whole else (I, W)
-                found += [Action(s, kind, k) for kind in kinds]
-        return tuple(action for action in found if action not in self.there)
+                if self.actions.isdisjoint(halves) or whole in self.actions:
+                    every.append(whole)
+                else:
+                    every += halves
+        return tuple(action for action in every if action not in self.actions)
 
     @cached_property
     def whole(self) -> Schedule:
@@ -174,8 +176,9 @@ class Draft:
             first = next(
                 (p for p, is_late in zip(error.problems, late) if not is_late), None
             )
-            has_place = first is not None and first.code is Code.ORDER
-            return self._unmet(first.rank, first.step) or first if has_place else first  # type: ignore[union-attr, arg-type]
+            if first is not None and first.code is Code.ORDER:
+                return self._unmet(first.rank, first.step) or first  # type: ignore[arg-type]
+            return first
         return None
 
     def refusal(
@@ -195,7 +198,7 @@ class Draft:
         """
         action = self.rows[rank][position]
         for value in self._needs(action):
-            if value not in self._given:
+            if value not in self._values:
                 stage, kind, k = next(flow_of(self.whole).givers(value))
                 needed = self.whole.as_written(Action(stage, ActionKind(kind), k))
                 what = f"{action} comes before {needed}, which it needs"
@@ -204,9 +207,9 @@ class Draft:
         return None
 
     @cached_property
-    def _given(self) -> set[Value]:
+    def _values(self) -> set[Value]:
         """The values that the placed actions give."""
-        return {value for action in self.there for value in self._uses(action).gives}
+        return {value for action in self.actions for value in self._uses(action).gives}
 
     def _needs(self, action: Action) -> tuple[Value, ...]:
         """Return the values that an action needs."""
@@ -229,10 +232,11 @@ class Draft:
         """Return the draft without the actions that begin at a time or later in the
         timeline of the whole.
         """
-        ends = []
-        for row, own in zip(timeline.spans, self.rows):
-            ends.append(sum(span.start < time for span in row[: len(own)]))
-        return replace(self, rows=tuple(row[:end] for row, end in zip(self.rows, ends)))
+        rows = []
+        for row, spans in zip(self.rows, timeline.spans):
+            kept = sum(span.start < time for span in spans[: len(row)])
+            rows.append(row[:kept])
+        return replace(self, rows=tuple(rows))
 
     def without_last(self, rank: int) -> Draft:
         """Return the draft without the last action of a rank.
@@ -249,9 +253,9 @@ class Draft:
             )
         *others, last = self.rows[rank]
         rows = (*self.rows[:rank], tuple(others), *self.rows[rank + 1 :])
-        given = self._uses(last).gives
-        for action in self.there:
-            if not set(self._needs(action)).isdisjoint(given):
+        gives = self._uses(last).gives
+        for action in self.actions:
+            if not set(self._needs(action)).isdisjoint(gives):
                 sentence = (
                     f"{last} cannot be taken back before {action}, which needs it."
                 )
@@ -270,10 +274,10 @@ class Draft:
             By rank, whether memory is left for another microbatch; by default on all.
         """
         done: dict[tuple[int, object], set[int]] = {}
-        for stage, kind, k in self.there:
+        for stage, kind, k in self.actions:
             done.setdefault((stage, kind), set()).add(k)
         every = range(self.num_microbatches)
-        found: list[list[Choice]] = [[] for _ in self.rows]
+        choices: list[list[Choice]] = [[] for _ in self.rows]
         for stage, rank in enumerate(self.placement):
             forwards, whole, halves, weights = (
                 done.get((stage, kind), set()) for kind in (F, B, I, W)
@@ -285,7 +289,7 @@ class Draft:
                 coming = set(every) - gone
                 if coming:
                     action = Action(stage, kind, min(coming))
-                    is_ready = self._given.issuperset(self._needs(action))
-                    room = kind is not F or has_room is None or has_room[rank]
-                    found[rank].append(Choice(action, is_ready and room))
-        return found
+                    is_ready = self._values.issuperset(self._needs(action))
+                    fits = kind is not F or has_room is None or has_room[rank]
+                    choices[rank].append(Choice(action, is_ready and fits))
+        return choices

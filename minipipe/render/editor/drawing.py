@@ -9,12 +9,13 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from minipipe.core.schedules.action import Action, B, F, I
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted, misuse
 from minipipe.render.editor.draft import Choice, Draft
 from minipipe.render.html import legend, player_data
 from minipipe.render.panel import Panel
 from minipipe.render.svg import draw_svg
-from minipipe.schedules.action import Action, B, F, I
 from minipipe.schedules.analysis.bounds import Bound
 from minipipe.schedules.analysis.workload import Objective, fits
 from minipipe.schedules.simulation.comparison import workload_of
@@ -22,7 +23,6 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import TIMES_TOO_LARGE, simulate
 from minipipe.schedules.simulation.timeline import by_rank, format_time
 from minipipe.search.gallery import known_bound
-from minipipe.specs import Spec
 
 
 class Sight:
@@ -42,12 +42,14 @@ class Sight:
     def __init__(
         self, draft: Draft, costs: Costs, limit: float | None, halves: bool
     ) -> None:
-        self.given = draft, costs, limit, halves
-        self.draft, self.costs, self.limit, self.halves = self.given
+        self.inputs = draft, costs, limit, halves
+        self.draft, self.costs, self.limit, self.halves = self.inputs
         self.timeline = simulate(draft.whole, costs)
         self.is_finished = not draft.missing
-        spans = zip(self.timeline.spans, draft.rows)
-        self.ends = [row[len(own) - 1].end if own else 0.0 for row, own in spans]
+        self.ends: list[float] = []
+        for spans, row in zip(self.timeline.spans, draft.rows):
+            placed = spans[: len(row)]
+            self.ends.append(max((span.end for span in placed), default=0.0))
         self.end = max(self.ends)
 
     @property
@@ -60,32 +62,34 @@ class Sight:
     @cached_property
     def choices(self) -> list[list[Choice]]:
         """The actions that each rank may run next."""
-        limit = inf if self.limit is None else self.limit
-        room = [fits(self.held(rank) + 1, limit) for rank in range(len(self.ends))]
-        unwanted = B if self.halves else I
+        limit = self.limit or inf
+        has_room = [fits(self.held(rank) + 1, limit) for rank in range(len(self.ends))]
+        hidden = B if self.halves else I
         return [
-            [choice for choice in row if choice.action.kind is not unwanted]
-            for row in self.draft.choices(room)
+            [choice for choice in row if choice.action.kind is not hidden]
+            for row in self.draft.choices(has_room)
         ]
 
     def held(self, rank: int) -> int:
         """Return how many pairs a rank holds after its placed actions."""
         placed = len(self.draft.rows[rank])
-        return self.timeline.held_activations[rank][placed - 1] if placed else 0
+        if not placed:
+            return 0
+        return self.timeline.held_activations[rank][placed - 1]
 
     @cached_property
     def bound(self) -> Bound:
         """A lower bound on the makespan: within the limit or, without a limit, the peak
         of a finished draft.
         """
-        limit = self.limit
-        if limit is None:
-            limit = max(self.timeline.peak_activations) if self.is_finished else inf
+        limit = self.limit or inf
+        if self.limit is None and self.is_finished:
+            limit = max(self.timeline.peak_activations)
         workload = workload_of(self.draft.whole, self.costs, limit)
-        found = known_bound(workload, Objective.MAKESPAN)
-        if not found.value < inf:
+        bound = known_bound(workload, Objective.MAKESPAN)
+        if not bound.value < inf:
             raise misuse(TIMES_TOO_LARGE)
-        return found
+        return bound
 
     @cached_property
     def figures(self) -> list[tuple[str, str]]:
@@ -94,29 +98,36 @@ class Sight:
         busy = 0.0
         peaks = []
         every = self.timeline.held_activations
-        for spans, held, own in zip(self.timeline.spans, every, self.draft.rows):
-            busy += sum(span.end - span.start for span in spans[: len(own)])
-            peaks.append(max(held[: len(own)], default=0))
+        for spans, held, row in zip(self.timeline.spans, every, self.draft.rows):
+            busy += sum(span.end - span.start for span in spans[: len(row)])
+            peaks.append(max(held[: len(row)], default=0))
+        idle = 0.0
+        if self.end:
+            idle = max(0.0, 1 - busy / (len(self.ends) * self.end))
+        peak = by_rank(peaks)
         # The limit counts pairs; on ranks with one stage these are microbatches.
-        if self.timeline.pairs_per_microbatch == 1:
-            of = ""
-        else:
-            of = " (stage, microbatch) pairs"
-        idle = 1 - busy / (len(self.ends) * self.end) if self.end else 0.0
-        placed = sum(map(len, self.draft.rows))
-        missing = len(self.draft.missing)
-        found = [
-            ("makespan" if self.is_finished else "so far", format_time(self.end, unit)),
-            ("bubble", f"{100 * max(0.0, idle):.1f} %"),
-            ("peak activations by rank", f"{by_rank(peaks)}{of}"),
+        if self.timeline.pairs_per_microbatch != 1:
+            peak += " (stage, microbatch) pairs"
+        end = format_time(self.end, unit)
+        figures = [
+            ("bubble", f"{100 * idle:.1f} %"),
+            ("peak activations by rank", peak),
             ("bound", f"{format_time(self.bound.value, unit)} ({self.bound.name})"),
         ]
         if self.is_finished:
-            gap = max(0.0, self.end / self.bound.value - 1) if self.bound.value else 0.0
-            distance = "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %"
-            return [*found, ("gap", distance)]
-        actions = counted(placed + missing, "action")
-        return [*found, ("placed", f"{placed} of {actions}")]
+            return [("makespan", end), *figures, ("gap", self._gap())]
+        placed = sum(map(len, self.draft.rows))
+        actions = counted(placed + len(self.draft.missing), "action")
+        return [("so far", end), *figures, ("placed", f"{placed} of {actions}")]
+
+    def _gap(self) -> str:
+        """Return the distance of the makespan from its bound, as text."""
+        gap = 0.0
+        if self.bound.value:
+            gap = self.end / self.bound.value - 1
+        if gap < 1e-9:
+            return "none: optimal"
+        return f"{100 * gap:.1f} %"
 
     def data(self) -> dict[str, Any]:
         """Return the data of the player, its legend, figures and choices."""
@@ -136,7 +147,7 @@ class Sight:
         """Return the data without the actions that are not placed."""
         (panel,) = data["panels"]
         panel["name"] = self.draft.name
-        there = self.draft.there
+        placed = self.draft.actions
         data["duration"] = max(self.end, self.bound.value)
         if self.is_finished:
             return data
@@ -144,15 +155,15 @@ class Sight:
         panel["criticalPath"] = []
         messages = sorted(self.timeline.messages, key=lambda message: message.sent)
         pairs = zip(panel["messages"], messages)
-        panel["messages"] = [row for row, sent in pairs if sent.value in there]
-        for rank, end, own in zip(panel["ranks"], self.ends, self.draft.rows):
-            rank["actions"] = rank["actions"][: len(own)]
+        panel["messages"] = [row for row, sent in pairs if sent.value in placed]
+        for rank, end, row in zip(panel["ranks"], self.ends, self.draft.rows):
+            rank["actions"] = rank["actions"][: len(row)]
             rank["idle"] = [idle for idle in rank["idle"] if idle[0] < end]
             holds = []
             for stage, k, begun, released in rank["holds"]:
                 if released is not None and released > end:
                     released = None
-                if Action(stage, F, k) in there:
+                if Action(stage, F, k) in placed:
                     holds.append([stage, k, begun, released])
             rank["holds"] = holds
         return data
@@ -161,12 +172,14 @@ class Sight:
         """Return the content of a file: ``csv`` or ``txt`` of the placed actions, or
         ``svg`` of a finished draft.
         """
-        if form == "svg" and self.is_finished:
-            return draw_svg(self.timeline)
+        Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         if form == "svg":
+            if self.is_finished:
+                return draw_svg(self.timeline)
             missing = counted(len(self.draft.missing), "action")
             message = f"A picture shows a finished schedule; missing: {missing}."
             raise ArgumentError(message)
-        Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)
-        return table.to_csv() if form == "csv" else table.to_text()
+        if form == "csv":
+            return table.to_csv()
+        return table.to_text()

@@ -57,11 +57,13 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     for n, it in enumerate(PUZZLES, 1):
         text = f"{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches"
         puzzles.append(f'<option value="{n}">{text}</option>')
-    link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
+    link = ""
+    if home:
+        link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
     whole = Template(_file("editor.html")).substitute(
         names=_options(editor.draft.name),
         puzzles="".join(puzzles),
-        home=link if home else "",
+        home=link,
         starting=_STARTING[transport],
         first=as_json({**first, "player": None, "transport": transport}),
     )

@@ -9,10 +9,10 @@ import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
+from minipipe.core.schedules.action import Action
 from minipipe.errors import Code, ScheduleError
 from minipipe.io import json_value, parse_json
 from minipipe.render.editor.draft import MOST, Draft
-from minipipe.schedules.action import Action
 
 _MOST_BYTES = 16 * MOST  # of the JSON
 

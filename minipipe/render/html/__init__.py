@@ -16,19 +16,21 @@ from typing import Any, NamedTuple, cast
 
 from minipipe.core.flow import Flow
 from minipipe.core.memory import Ran, lifetimes, pairs_of
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.values import KINDS
 from minipipe.io import escaped, note_lines, package_text
 from minipipe.render.descriptions import (
     LATE_RECEIPTS,
     OVERLAPPED,
     SENT,
-    darker_words,
+    darker_label,
     describe_action,
     describe_message,
     describe_wait,
     entries_of,
     format_memory,
-    held_words,
+    held_label,
     origin,
     ways_of,
 )
@@ -43,10 +45,8 @@ from minipipe.render.palette import (
     fill_of,
     shade,
 )
-from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
+from minipipe.render.panel import NARROW, TOGETHER, Panel, copies_of, panels_of
 from minipipe.render.units import scale_of
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import Idle, IdleCause, Message, with_copies
 from minipipe.schedules.simulation.timeline import Timeline, by_rank
 
@@ -80,13 +80,15 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     >>> holds_of(simulate(schedules.gpipe(1, 2)), rank=0)
     (Hold(stage=0, microbatch=0, start=0.0, end=4.0), Hold(stage=0, microbatch=1, start=1.0, end=6.0))
     """
-    copies = timeline.copies[rank] if timeline.copies else ()
+    copies = copies_of(timeline, rank)
     row = with_copies(timeline.spans[rank], copies)
     at = {span.action: span for span in (*timeline.spans[rank], *copies)}
     changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
     holds = []
     for stage, k, first, last in lifetimes(changes, 0):
-        end = None if last is None else at[row[last]].end
+        end: float | None = None
+        if last is not None:
+            end = at[row[last]].end
         holds.append(Hold(stage, k, at[row[first]].start, end))
     return tuple(holds)
 
@@ -165,8 +167,10 @@ def _parts(timeline: Timeline, action: Action) -> tuple[int | str, str, int | st
 
 
 def _written(timeline: Timeline, microbatch: Any) -> int | str:
-    """Return a number for JSON; of a slice, sequence and slice as text."""
-    return microbatch if timeline.num_slices == 1 else str(microbatch)
+    """Return a microbatch as a number for JSON, or a slice as text."""
+    if timeline.num_slices == 1:
+        return microbatch
+    return str(microbatch)
 
 
 def _idle(timeline: Timeline, idle: Idle) -> list:
@@ -233,6 +237,8 @@ def _sentences() -> dict[str, Any]:
     }
 
 
+# the class of the arrows of each way
+_LINES = {"forward": "message", "backward": "gradient"}
 _CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
 # The files of the script, in the order of their dependencies.
 _SCRIPTS = (
@@ -319,14 +325,16 @@ def page_of(
     """
     player = [_file(f"{name}.js") for name in _SCRIPTS]
     scripts = [_CONSTANTS, *player, *more.scripts]
-    are_several = len(panels) > 1
+    headings = [""] * len(panels)
+    if len(panels) > 1:
+        headings = list(map(_heading, panels))
     return Template(_file("player.html")).substitute(
         title=escaped(title),
         notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
         style="\n".join((_themes(), _file("player.css"), more.style)),
         legend=legend(panels),
-        charts="".join(_chart(panel, are_several) for panel in panels),
-        moments="".join(_moment(panel, are_several) for panel in panels),
+        charts="".join(map(_chart, panels, headings)),
+        moments="".join(map(_moment, panels, headings)),
         data=as_json(data),
         script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
         above=more.above,
@@ -407,16 +415,15 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         swatches = (_swatch(kinds[0], chunk) for chunk in shades[kinds[0]])
         yield _entry("".join(swatches), f"{', '.join(kinds)} {words}")
     if any(chunk for _, chunk in boxes):
-        yield _entry("", darker_words(panels))
-    if any(panel.joined for panel in panels):
+        yield _entry("", darker_label(panels))
+    if any(panel.overlapped for panel in panels):
         yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
-    yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
+    yield _entry('<i class="swatch level"></i>', held_label(_is_memory(panels), panels))
     ways = ways_of(panels)
     for way in ways:
-        line = "message" if way == "forward" else "gradient"
-        yield _entry(f'<i class="line {line}"></i>', SENT[way])
+        yield _entry(f'<i class="line {_LINES[way]}"></i>', SENT[way])
     if any(panel.has_late_receipts for panel in panels):
         yield _entry("", LATE_RECEIPTS)
     if ways:
@@ -435,13 +442,15 @@ def _swatch(kind: ActionKind, chunk: int) -> str:
 
 
 def _entry(picture: str, text: str) -> str:
-    return f"<li><span>{picture}</span>{text}</li>" if picture else f"<li>{text}</li>"
+    if picture:
+        picture = f"<span>{picture}</span>"
+    return f"<li>{picture}{text}</li>"
 
 
 # -- parts of the page -----------------------------------------------------------------
 
 
-def _chart(panel: Panel, is_headed: bool) -> str:
+def _chart(panel: Panel, heading: str) -> str:
     facts = ""
     for name, value in _facts(panel):
         facts += f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>"
@@ -449,7 +458,6 @@ def _chart(panel: Panel, is_headed: bool) -> str:
     if panel.timeline.note:
         note = f'<p class="notice">{escaped(panel.timeline.note)}</p>'
     name = escaped(title_of(panel.timeline))
-    heading = _heading(panel) if is_headed else ""
     return (
         f"<figure><figcaption>{heading}<dl class='facts'>{facts}</dl>{note}"
         "</figcaption><div "
@@ -470,17 +478,20 @@ def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
         peaks = by_rank(
             panel.timeline.peak_memory, lambda peak: format_memory(peak, unit)
         )
-        yield "peak memory by rank", peaks if unit == "bytes" else f"{peaks} {unit}"
+        if unit != "bytes":
+            peaks += f" {unit}"
+        yield "peak memory by rank", peaks
 
 
-def _moment(panel: Panel, is_headed: bool) -> str:
+def _moment(panel: Panel, heading: str) -> str:
     heads = ["rank", "now", "activations held"]
     if panel.timeline.memory is not None:
-        unit = panel.timeline.memory_unit
-        heads.append("memory" if unit == "bytes" else f"memory ({unit})")
-    heading = _heading(panel) if is_headed else ""
+        memory = "memory"
+        if panel.timeline.memory_unit != "bytes":
+            memory += f" ({panel.timeline.memory_unit})"
+        heads.append(memory)
     # below the heading of the timeline, or of the page
-    level = "h3" if is_headed else "h2"
+    level = "h3" if heading else "h2"
     head = f'<{level} class="list">Messages under way</{level}>'
     messages = f'<div>{head}<ul class="messages"></ul></div>'
     label = f"{escaped(title_of(panel.timeline))}: the moment"

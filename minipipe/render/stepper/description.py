@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
+from minipipe.core.schedules.action import REDUCE_GRAD, Action, L
+from minipipe.core.specs import SCHEDULE_NUMBER
 from minipipe.errors import misuse
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import (
@@ -18,10 +20,8 @@ from minipipe.render.stepper.walkthrough import (
     Snapshot,
     Walkthrough,
 )
-from minipipe.schedules.action import REDUCE_GRAD, Action, L
 from minipipe.schedules.simulation.span import Message
 from minipipe.schedules.simulation.timeline import format_number, format_time
-from minipipe.specs import SCHEDULE_NUMBER
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
@@ -48,7 +48,7 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     for message in snapshot.messages:
         lines.append(f"  message: {describe_transit(walkthrough, snapshot, message)}")
     if snapshot.number == len(walkthrough) - 1:
-        lines += describe_verdict(walkthrough)
+        lines += describe_diagnosis(walkthrough)
     return "\n".join(lines)
 
 
@@ -77,9 +77,9 @@ def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     ('nothing has begun', 'every rank has ended')
     """
     if snapshot.event is not None:
-        joined = _joined(walkthrough, snapshot.event.action)
+        overlap = _overlap(walkthrough, snapshot.event.action)
         action = describe_action(snapshot.event.action)
-        return f"rank {snapshot.event.rank} begins {action}{joined}"
+        return f"rank {snapshot.event.rank} begins {action}{overlap}"
     if snapshot.number == 0:
         return "nothing has begun"
     stuck = [str(rank) for rank in walkthrough.stuck]
@@ -119,8 +119,9 @@ def describe_state(
         short = f"stuck: {state.awaited}"
         stuck = f"stuck at {state.action}: needs {awaited}"
         return [stuck, f"stuck: needs {awaited}", short]
-    partner = walkthrough.partners.get(state.action) if state.action else None
-    pair = (state.action, partner)
+    pair = [state.action]
+    if state.action in walkthrough.partners:
+        pair.append(walkthrough.partners[state.action])
     coming = (each for each in snapshot.messages if each.arrived > snapshot.time)
     if any(message.used_by in pair for message in coming):
         start = "waits for the message of"
@@ -134,8 +135,8 @@ def _describe_action(
     """Describe the action of a rank, perhaps a SEND that waits for its receiver."""
     action = str(state.action)
     if state.awaited is None:
-        joined = "" if state.action is None else _joined(walkthrough, state.action)
-        return [f"{action}{joined}{until}", f"{action}{until}", action]
+        overlap = _overlap(walkthrough, state.action)
+        return [f"{action}{overlap}{until}", f"{action}{until}", action]
     reached = f"until rank {state.source} reaches {state.awaited}"
     short = f"{action}: {state.awaited} on rank {state.source}?"
     return [f"{action} {reached}", short]
@@ -147,18 +148,19 @@ def _describe_last_sum(
     """Yield the last gradient all-reduce of a rank that is otherwise done, if it has
     not ended.
     """
-    later = (found for found in walkthrough.timeline.sums if found.end > time)
-    sums = [found for found in later if rank in found.ranks]
-    if sums:
-        last = max(sums, key=attrgetter("end"))
+    running = (each for each in walkthrough.timeline.sums if each.end > time)
+    reductions = [each for each in running if rank in each.ranks]
+    if reductions:
+        last = max(reductions, key=attrgetter("end"))
         until = format_number(last.end, walkthrough.timeline.unit)
         reduction = f"the gradient all-reduce of stage {last.actions[0].stage}"
         yield f"done, except for {reduction} until {until}"
 
 
-def _joined(walkthrough: Walkthrough, action: Action) -> str:
-    other = walkthrough.partners.get(action)
-    return f", overlapped with {other}" if other else ""
+def _overlap(walkthrough: Walkthrough, action: Action | None) -> str:
+    if action in walkthrough.partners:
+        return f", overlapped with {walkthrough.partners[action]}"
+    return ""
 
 
 def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
@@ -183,7 +185,9 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
     parts = []
     for stage, numbers in by_stage.items():
         listed = _ranges(numbers, program.microbatches)
-        parts.append(f"{stage}:{listed}" if names_stage else listed)
+        if names_stage:
+            listed = f"{stage}:{listed}"
+        parts.append(listed)
     memory = ""
     if shows_memory(walkthrough):
         memory = f" {state.memory:g} {walkthrough.costs.memory_unit}"
@@ -223,7 +227,7 @@ def describe_transit(
     return f"{route}: arrives at {arrival} for {message.used_by}"
 
 
-def describe_verdict(walkthrough: Walkthrough) -> list[str]:
+def describe_diagnosis(walkthrough: Walkthrough) -> list[str]:
     """Return the diagnosis: the figures of a legal schedule, or the first problem, the
     cycle and the stuck ranks.
 
@@ -232,7 +236,7 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
     >>> from minipipe import Schedule
     >>> print(
     ...     "\\n".join(
-    ...         describe_verdict(
+    ...         describe_diagnosis(
     ...             Walkthrough(Schedule.from_text("0F0 0B0 0F1 0B1\\n1F1 1B1 1F0 1B0"))
     ...         )[1:]
     ...     )
@@ -245,8 +249,10 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
     if walkthrough.is_legal:
         return [figures]
     first, *others = walkthrough.problems
-    also = f" ({len(others)} more: minipipe check lists them)" if others else ""
-    lines = [f"[{first.code}] {first.message}{also}", *_cycle(walkthrough.cycle)]
+    problem = f"[{first.code}] {first.message}"
+    if others:
+        problem += f" ({len(others)} more: minipipe check lists them)"
+    lines = [problem, *_cycle(walkthrough.cycle)]
     if walkthrough.is_timed:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
@@ -272,7 +278,9 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> 
         return f"{awaited}, which is missing"
     if awaited.kind is REDUCE_GRAD and walkthrough.is_timed:
         reduction = f"the gradient all-reduce of stage {awaited.stage}"
-        return reduction if source == rank else f"{reduction} with rank {source}"
+        if source != rank:
+            reduction += f" with rank {source}"
+        return reduction
     if awaited.kind is L and walkthrough.is_timed:
         return f"the activations that {awaited} loads"
     if _needs_nothing_there(walkthrough, rank, state):
@@ -367,23 +375,23 @@ def chosen_snapshots(
     >>> chosen_snapshots(walkthrough, first=2), chosen_snapshots(walkthrough, at=-1)
     (range(2, 6), range(5, 6))
     """
-    if at is not None and (first, last) != (None, None):
-        reason = "--at prints one step, and --from and --to print several"
-        raise misuse(f"{reason}; choose one of these.")
+    chosen = {"--from": first or 0, "--to": -1}
+    if last is not None:
+        chosen["--to"] = last
+    if at is not None:
+        if (first, last) != (None, None):
+            reason = "--at prints one step, and --from and --to print several"
+            raise misuse(f"{reason}; choose one of these.")
+        chosen = {"--at": at}
     count = len(walkthrough)
-    ends = {
-        "--from": 0 if first is None else first,
-        "--to": -1 if last is None else last,
-    }
-    given = ends if at is None else {"--at": at}
-    for option, number in given.items():
+    for option, number in chosen.items():
         if not -count <= number < count:
             raise SCHEDULE_NUMBER.refusal(
                 option,
                 number,
                 f"a step from 0 to {count - 1}, or from -1 to {-count} from the end",
             )
-    numbers = [number % count for number in given.values()]
+    numbers = [number % count for number in chosen.values()]
     if numbers[-1] < numbers[0]:
         reason = f"--from is {first} and --to is {last}"
         raise misuse(f"{reason}; expected --from to be before --to.")
@@ -416,7 +424,7 @@ def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, 
         ],
     }
     if snapshot.number == len(walkthrough) - 1:
-        return {**data, "verdict": _verdict(walkthrough)}
+        data["verdict"] = _diagnosis(walkthrough)
     return data
 
 
@@ -442,8 +450,8 @@ def _message_as_data(message: Message, time: float) -> dict[str, Any]:
 _FIGURES = ("makespan", "bubble_fraction", "peak_activations", "peak_memory")
 
 
-def _verdict(walkthrough: Walkthrough) -> dict[str, Any]:
-    verdict: dict[str, Any] = {
+def _diagnosis(walkthrough: Walkthrough) -> dict[str, Any]:
+    diagnosis: dict[str, Any] = {
         "legal": walkthrough.is_legal,
         "problems": [problem._asdict() for problem in walkthrough.problems],
         "stuck": list(walkthrough.stuck),
@@ -451,5 +459,5 @@ def _verdict(walkthrough: Walkthrough) -> dict[str, Any]:
     }
     if walkthrough.is_timed:
         summary = walkthrough.timeline.summary()
-        verdict |= {name: summary[name] for name in _FIGURES}
-    return verdict
+        diagnosis |= {name: summary[name] for name in _FIGURES}
+    return diagnosis

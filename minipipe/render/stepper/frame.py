@@ -13,12 +13,12 @@ from math import ceil, floor
 
 from minipipe.render.panel import Panel
 from minipipe.render.stepper.description import (
+    describe_diagnosis,
     describe_event,
     describe_held,
     describe_progress,
     describe_state,
     describe_transit,
-    describe_verdict,
 )
 from minipipe.render.stepper.walkthrough import (
     Activity,
@@ -47,7 +47,7 @@ _BEYOND = 14  # columns after the end, for the labels of stuck actions
 _MOST_COLUMNS = 12
 
 
-class Grid:
+class Strip:
     """Draws the part of the timeline around a snapshot: past actions are filled, future
     ones are labels alone.
 
@@ -65,10 +65,10 @@ class Grid:
         for number, event in enumerate(walkthrough.events, 1):
             if not event.action.kind.is_communication or event.end > event.start:
                 self.numbers[event.rank].append(number)
-        self.room = 0
+        self.width = 0
 
     def draw(
-        self, snapshot: Snapshot, room: int, ranks: range, margin: int, colour: bool
+        self, snapshot: Snapshot, width: int, ranks: range, margin: int, colour: bool
     ) -> list[str]:
         """Return the axis, the line of the cursor, and a row for each rank; the rows
         have no margin.
@@ -76,7 +76,7 @@ class Grid:
         Parameters
         ----------
         snapshot : Snapshot
-        room : int
+        width : int
             Columns without the margin.
         ranks : range
             The ranks to draw.
@@ -84,15 +84,19 @@ class Grid:
             Columns before the axis and the cursor.
         colour : bool
         """
-        if room != self.room:
-            self.room, self.columns = room, self._lay_out(room)
+        if width != self.width:
+            self.width = width
+            self.columns = columns = self._lay_out(width)
             start = self.walkthrough.timeline.start
-            columns = self.columns
             self.places = [places_of(spans, start, columns) for spans in self.spans]
         cursor = round(self.columns.column(snapshot.time))
-        length = self.columns.total + (0 if self.walkthrough.is_timed else _BEYOND)
-        jump = max(1, room // 2)  # the strip scrolls by half a screen at a time
-        first = 0 if length <= room else max(0, (cursor - room // 4) // jump * jump)
+        length = self.columns.total
+        if not self.walkthrough.is_timed:
+            length += _BEYOND
+        first = 0
+        if length > width:
+            jump = max(1, width // 2)  # the strip scrolls by half a screen at a time
+            first = max(0, (cursor - width // 4) // jump * jump)
         axis = draw_axis(self.columns, first, self.walkthrough.timeline.unit, margin)
         indent = margin + min(cursor, max(0, length - 1)) - first
         lines = [axis, " " * indent + paint_cells([("v", "1")], colour)]
@@ -101,43 +105,40 @@ class Grid:
             lines.append(paint_cells(cells, colour).rstrip())
         return lines
 
-    def _lay_out(self, room: int) -> Columns:
+    def _lay_out(self, width: int) -> Columns:
         """Choose one screen for everything if that fits, otherwise columns for the
         label of every action.
         """
-        fitting = fit_columns([self.panel], room)
-        if fitting.total <= room:
-            return fitting._replace(band=room)
+        fitting = fit_columns([self.panel], width)
+        if fitting.total <= width:
+            return fitting._replace(band=width)
         widest = label_width([self.panel], names_stages=True) + 1
         each = widest / shortest_time([self.panel])
-        most = (_MOST_COLUMNS * max(map(len, self.spans)) + room) / fitting.makespan
+        most = (_MOST_COLUMNS * max(map(len, self.spans)) + width) / fitting.makespan
         # whole columns per unit, unless there is less than one
         if fitting.makespan.is_integer():
             each = ceil(each)
             most = floor(most) or most
         total = min(each, most) * fitting.makespan
-        return Columns(fitting.makespan, max(ceil(total), fitting.total), room)
+        return Columns(fitting.makespan, max(ceil(total), fitting.total), width)
 
     def _cells(
         self, snapshot: Snapshot, rank: int, cursor: int, first: int
     ) -> list[Cell]:
-        num_past = min(max(0, cursor - first), self.room)
+        num_past = min(max(0, cursor - first), self.width)
         cells: list[Cell] = [("·", IDLE)] * num_past
-        cells += [(" ", "")] * (self.room - num_past)
+        cells += [(" ", "")] * (self.width - num_past)
         places = self.places[rank]
+        names_stages = self.columns.names_stages
         for at in range(max(0, bisect_left(places, (first, 0)) - 1), len(places)):
             begin, end = places[at]
-            if begin >= first + self.room:
+            if begin >= first + self.width:
                 break
             action = self.spans[rank][at].action
             has_begun = self.numbers[rank][at] <= snapshot.number
+            length = end - begin
             drawn = action_cells(
-                self.panel,
-                rank,
-                action,
-                end - begin,
-                self.columns.names_stages,
-                has_begun,
+                self.panel, rank, action, length, names_stages, has_begun
             )
             visible = drawn[max(0, first - begin) :]
             left = max(0, begin - first)
@@ -146,7 +147,7 @@ class Grid:
         if state.action is not None and state.until is None:  # it waits forever
             sign = [(letter, ALARM) for letter in f"{state.action}!"]
             cells[cursor - first : cursor - first + len(sign)] = sign
-        return cells[: self.room]
+        return cells[: self.width]
 
 
 _BOLD = "1"
@@ -186,7 +187,7 @@ class Frame:
         self.walkthrough = walkthrough
         self.colour = colour
         self.name = walkthrough.schedule.describe()
-        self.grid = Grid(walkthrough)
+        self.strip = Strip(walkthrough)
         self.num_ranks = walkthrough.program.num_ranks
         self.margin = len(f"rank {self.num_ranks - 1} ")
         actions = chain(*walkthrough.program.actions)
@@ -212,20 +213,21 @@ class Frame:
         # Besides two lines for each rank: the axis, the cursor, the table's head, and
         # at least two lines of notes.
         visible = min(self.num_ranks, max(1, (height - len(head) - 5) // 2))
-        blanks = [""] if height >= len(head) + 2 * visible + 7 else []
+        blanks: list[str] = []
+        if height >= len(head) + 2 * visible + 7:
+            blanks = [""]
         ranks = self._visible(snapshot, visible, focus)
-        grid = self._grid(snapshot, ranks, width)
+        strip = self._strip(snapshot, ranks, width)
         table = self._table(snapshot, ranks, width)
-        lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
+        lines = [*head, *blanks, *strip, *blanks, *table, *blanks]
         if is_last:
-            notes = self._verdict(width)
+            lines += self._diagnosis(width)
         else:
-            notes = self._messages(snapshot, width, height - len(lines))
-        key = ["", *legend([self.grid.panel], self.grid.columns, width, self.colour)]
-        has_room = (
-            len(lines) + len(notes) + len(key) <= height and width >= _WIDEST_ENTRY
-        )
-        return [*lines, *notes, *(key if has_room else [])][:height]
+            lines += self._messages(snapshot, width, height - len(lines))
+        key = ["", *legend([self.strip.panel], self.strip.columns, width, self.colour)]
+        if len(lines) + len(key) <= height and width >= _WIDEST_ENTRY:
+            lines += key
+        return lines[:height]
 
     # -- head and notes ----------------------------------------------------------------
 
@@ -242,41 +244,45 @@ class Frame:
             lines.append(self._painted(text, ALARM))
         return lines
 
-    def _messages(self, snapshot: Snapshot, width: int, room: int) -> list[str]:
+    def _messages(self, snapshot: Snapshot, width: int, height: int) -> list[str]:
         describe = partial(describe_transit, self.walkthrough, snapshot)
-        found = list(map(describe, snapshot.messages))
-        if not found:
+        lines = list(map(describe, snapshot.messages))
+        if not lines:
             return ["no message in flight"]
-        if len(found) > room:
-            kept = max(0, room - 1)
-            found[kept:] = [f"and {len(found) - kept} more messages"]
-        return [fitted([line], width) for line in found]
+        if len(lines) > height:
+            kept = max(0, height - 1)
+            lines[kept:] = [f"and {len(lines) - kept} more messages"]
+        return [fitted([line], width) for line in lines]
 
-    def _verdict(self, width: int) -> list[str]:
+    def _diagnosis(self, width: int) -> list[str]:
         code = _BOLD if self.walkthrough.is_legal else ALARM
-        first, *others = describe_verdict(self.walkthrough)
+        first, *others = describe_diagnosis(self.walkthrough)
         parts = [self._painted(part, code) for part in textwrap.wrap(first, width)]
         for line in others:
             parts += textwrap.wrap(line, width)
         return parts
 
     def _painted(self, text: str, code: str) -> str:
-        return paint(text, code) if self.colour else text
+        if not self.colour:
+            return text
+        return paint(text, code)
 
     def _visible(self, snapshot: Snapshot, count: int, focus: int | None) -> range:
         """Return the visible ranks, if possible with the focus in their middle."""
-        if focus is None:
-            focus = snapshot.event.rank if snapshot.event else 0
-        first = max(0, min(focus - count // 2, self.num_ranks - count))
+        if focus is None and snapshot.event:
+            focus = snapshot.event.rank
+        first = max(0, min((focus or 0) - count // 2, self.num_ranks - count))
         return range(first, first + count)
 
     def _label(self, rank: int, snapshot: Snapshot) -> str:
         is_event = snapshot.event is not None and snapshot.event.rank == rank
         label = f"rank {rank}".ljust(self.margin - 1)
-        return self._painted(f"{label}>", _BOLD) if is_event else f"{label} "
+        if is_event:
+            return self._painted(f"{label}>", _BOLD)
+        return f"{label} "
 
-    def _grid(self, snapshot: Snapshot, ranks: range, width: int) -> list[str]:
-        axis, marker, *rows = self.grid.draw(
+    def _strip(self, snapshot: Snapshot, ranks: range, width: int) -> list[str]:
+        axis, marker, *rows = self.strip.draw(
             snapshot, width - self.margin, ranks, self.margin, self.colour
         )
         labels = (self._label(rank, snapshot) for rank in ranks)
@@ -285,22 +291,23 @@ class Frame:
     # -- the table ---------------------------------------------------------------------
 
     def _table(self, snapshot: Snapshot, ranks: range, width: int) -> list[str]:
-        room = width - self.margin
-        coming = min(3 * (self.label_width + 1), room // 4)
-        held = room // 3 - 4
-        now = room - coming - held - 3
+        width -= self.margin
+        coming = min(3 * (self.label_width + 1), width // 4)
+        held = width // 3 - 4
+        now = width - coming - held - 3
+        head = "now"
         if len(ranks) < self.num_ranks:
-            some = f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: "
-        else:
-            some = ""
-        head = f"{some}now".ljust(now) + "  " + "next".ljust(coming) + " holds"
-        lines = [" " * self.margin + fitted([head], room)]
+            head = f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: now"
+        head = head.ljust(now) + "  " + "next".ljust(coming) + " holds"
+        lines = [" " * self.margin + fitted([head], width)]
         for rank in ranks:
             state = snapshot.ranks[rank]
             about = fitted(describe_state(self.walkthrough, snapshot, rank), now)
             following = fitted(self._coming(rank, state), coming)
-            text = describe_held(self.walkthrough, rank, state) if state.held else ""
-            holding = fitted([text], held)
+            holding = ""
+            if state.held:
+                text = describe_held(self.walkthrough, rank, state)
+                holding = fitted([text], held)
             gap = " " * (now - len(about) + 2)
             cells = self._coloured(rank, state, about) + gap
             cells += following.ljust(coming + 1)
@@ -321,7 +328,7 @@ class Frame:
             return paint(text, ALARM)
         if state.activity is Activity.RUNS and state.action is not None:
             length = len(str(state.action))
-            chunk = self.grid.panel.chunk_of(rank, state.action)
+            chunk = self.strip.panel.chunk_of(rank, state.action)
             colours = ground(state.action.kind, chunk)
             return paint(text[:length], colours) + text[length:]
         return text
@@ -329,5 +336,7 @@ class Frame:
 
 def fitted(texts: Sequence[str], width: int) -> str:
     """Return the first text that fits, or the last one truncated."""
-    text = next((text for text in texts if len(text) <= width), texts[-1])
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+    for text in texts:
+        if len(text) <= width:
+            return text
+    return texts[-1][: max(0, width - 1)] + "…"

@@ -10,7 +10,7 @@ from math import isnan
 from typing import Any
 
 from minipipe.io import is_terminal, package_text
-from minipipe.render.stepper.description import describe_verdict
+from minipipe.render.stepper.description import describe_diagnosis
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.render.units import scale_of
@@ -60,7 +60,7 @@ class Screen:
             return 79, 24
         # One column less than the width: terminals differ in the position of the cursor
         # after the last column.
-        return max(1, size.columns - 1) if size.columns else 79, size.lines or 24
+        return max(1, (size.columns or 80) - 1), size.lines or 24
 
     def show(self, lines: Sequence[str]) -> None:
         """Draw lines: here below the previous ones."""
@@ -183,7 +183,7 @@ def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bo
             Stepper(walkthrough, screen, colour).run()
     except KeyboardInterrupt:
         return False
-    print("\n".join(describe_verdict(walkthrough)))
+    print("\n".join(describe_diagnosis(walkthrough)))
     return True
 
 
@@ -231,8 +231,10 @@ class Stepper:
             return
         snapshot = self.walkthrough[self.number]
         lines = self.frame.draw(snapshot, width, height - 1, self.rank)
-        only = f"only rank {self.rank} | " if self.rank is not None else ""
-        self._fill(lines, self.notice or only + _KEYS)
+        keys = _KEYS
+        if self.rank is not None:
+            keys = f"only rank {self.rank} | {_KEYS}"
+        self._fill(lines, self.notice or keys)
 
     def _fill(self, lines: Sequence[str], last: str) -> None:
         """Show lines, and one more on the last line of the screen."""
@@ -246,8 +248,10 @@ class Stepper:
             self.advance(1)
         elif key in ("p", "b", "left", "backspace", "up"):
             self.advance(-1)
-        elif key in ("pagedown", "pageup"):
-            self.go_to(self.number + (10 if key == "pagedown" else -10))
+        elif key == "pagedown":
+            self.go_to(self.number + 10)
+        elif key == "pageup":
+            self.go_to(self.number - 10)
         elif key in ("home", "0"):
             self.number = 0
         elif key in ("end", "$", "G"):

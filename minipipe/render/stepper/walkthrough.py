@@ -3,7 +3,7 @@ each action.
 
 The events of a legal schedule have the times that :func:`minipipe.simulate` predicts.
 An illegal schedule runs until it gets stuck. Each of its actions takes one round, as in
-:func:`minipipe.schedules.analysis.walk.walk`, and a SEND and its RECV are a rendezvous.
+:func:`minipipe.core.schedules.analysis.walk.walk`, and a SEND and its RECV are a rendezvous.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from typing import NamedTuple
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes, Held, held_pairs
 from minipipe.core.order import awaited, order
+from minipipe.core.schedules.action import SEND_B, SEND_F, ActionKind, L, O
+from minipipe.core.schedules.action_table import ActionTable, check_table
+from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.walk import Walk, walk
 from minipipe.core.values import NOUNS
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules import (
@@ -33,11 +37,7 @@ from minipipe.schedules import (
     simulate,
     verify,
 )
-from minipipe.schedules.action import SEND_B, SEND_F, ActionKind, L, O
-from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
-from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.walk import Walk, walk
 from minipipe.schedules.simulation.simulator import check_costs
 from minipipe.schedules.simulation.span import with_copies
 
@@ -129,9 +129,9 @@ def problems_of(
     memory_limit: float | Sequence[float] | None,
     memory: Footprint | None,
     costs: Costs,
-) -> tuple[tuple[Problem, ...], str]:
-    """Return the problems and the grid of the verifier; raise its error if the walk
-    cannot even begin.
+) -> tuple[Problem, ...]:
+    """Return the problems that the verifier finds; raise its error if the walk cannot
+    even begin.
     """
     try:
         if memory is None:  # the limit counts pairs
@@ -151,8 +151,8 @@ def problems_of(
             walk(schedule)
         except ScheduleError:
             raise error from None
-        return error.problems, error.grid
-    return (), ""
+        return error.problems
+    return ()
 
 
 def timeline_in_rounds(walked: Walk) -> Timeline:
@@ -234,8 +234,6 @@ class Walkthrough:
         The actions that run, in order of their starts.
     problems : tuple of Problem
         The problems that the verifier found, the cause first.
-    grid : str
-        The verifier's grid of the first problem.
     partners : dict of Action to Action
         Maps each of two overlapped actions to the other. They begin together, in two
         snapshots.
@@ -275,31 +273,31 @@ class Walkthrough:
         check_costs(costs)
         self.schedule = schedule
         self.costs = costs or Costs()
-        self.problems, self.grid = problems_of(
-            schedule, memory_limit, memory, self.costs
-        )
+        self.problems = problems_of(schedule, memory_limit, memory, self.costs)
         self.is_timed = all(problem.code == "memory" for problem in self.problems)
+        self.program = schedule
+        if self.is_timed and self.costs.sends_block:
+            self.program = lower(schedule)
+        walked = walk(self.program)
         if self.is_timed:
-            self.program = lower(schedule) if self.costs.sends_block else schedule
             self.timeline = simulate(schedule, self.costs)
         else:
-            self.program = schedule
-            self.timeline = timeline_in_rounds(walk(schedule))
+            self.timeline = timeline_in_rounds(walked)
             # the costs must also fit an illegal schedule
             self.costs.durations(schedule.num_stages)
             self.costs.message_times(schedule)
-        self.events = events_of(walk(self.program), self.timeline)
+        self.events = events_of(walked, self.timeline)
         self.flow = flow_of(self.program)
-        joined = self.program.joined
-        self.partners = {**joined, **dict(zip(joined.values(), joined))}
+        overlapped = self.program.joined
+        self.partners = {**overlapped, **dict(zip(overlapped.values(), overlapped))}
         copies = chain(*self.timeline.copies)
         self._copy_ends = {copy.action: copy.end for copy in copies}
         self._held_pairs = self._held()
         # by rank, the indices of its events
-        self._own: list[list[int]] = [[] for _ in self.program.actions]
+        self._indices: list[list[int]] = [[] for _ in self.program.actions]
         self._first: dict[Action, int] = {}
         for at, event in enumerate(self.events):
-            self._own[event.rank].append(at)
+            self._indices[event.rank].append(at)
             self._first.setdefault(event.action, at)
         self._times = [*(event.start for event in self.events), self.timeline.end]
 
@@ -308,28 +306,28 @@ class Walkthrough:
         it: copies take their time.
         """
         timeline = self.timeline
-        program = self.program
-        ranks = range(self.program.num_ranks)
+        table = program = self.program
         rows = list(map(with_copies, timeline.spans, timeline.copies))
-        table = program.with_rows(type(program), rows) if rows else program
+        if rows:
+            table = program.with_rows(type(program), rows)
         of_slices = self.costs.sliced(program.num_slices)
         footprint = of_slices.memory(program.num_stages)
         changes = Changes(flow_of(table), sizes_of(footprint))
-        known = [list(held_pairs(changes, rank)) for rank in ranks]
+        ranks = range(program.num_ranks)
+        levels = [list(held_pairs(changes, rank)) for rank in ranks]
         if not rows:
-            return known
-        found: list[list[tuple[Held, Held]]] = []
-        for row, ordered, levels in zip(self.program.actions, rows, known):
+            return levels
+        result: list[list[tuple[Held, Held]]] = []
+        for row, ordered, of_row in zip(program.actions, rows, levels):
             computations = (a for a in ordered if a.kind is not O and a.kind is not L)
-            held = dict(zip(computations, without_copies(ordered, levels)))
-            found.append([])
+            held = dict(zip(computations, without_copies(ordered, of_row)))
+            result.append([])
             now = Held((), 0)
-            # a RECV (possibly first), a copy and a REDUCE_GRAD hold what was held
-            # before
+            # A RECV, which may come first, a copy and a REDUCE_GRAD change nothing.
             for action in row:
-                found[-1].append(held.get(action, (now, now)))
-                now = found[-1][-1][1]
-        return found
+                result[-1].append(held.get(action, (now, now)))
+                now = result[-1][-1][1]
+        return result
 
     @property
     def is_legal(self) -> bool:
@@ -353,8 +351,9 @@ class Walkthrough:
             while following in self.stuck and following not in path:
                 path.append(following)
                 waits = self.stuck[following]
-                is_missing = waits.awaited not in self.program.first_rank_with
-                following = None if is_missing else waits.source
+                following = waits.source
+                if waits.awaited not in self.program.first_rank_with:
+                    following = None
             if following in path:
                 cycle = path[path.index(following) :]
                 lowest = cycle.index(min(cycle))
@@ -366,7 +365,9 @@ class Walkthrough:
 
     def __getitem__(self, index: int) -> Snapshot:
         number = range(len(self))[index]
-        event = self.events[number - 1] if 0 < number <= len(self.events) else None
+        event: Event | None = None
+        if 0 < number <= len(self.events):
+            event = self.events[number - 1]
         time = self._times[max(0, number - 1)]
         ranks = range(self.program.num_ranks)
         states = tuple(self._state(rank, number, time) for rank in ranks)
@@ -382,20 +383,23 @@ class Walkthrough:
     # -- one rank ----------------------------------------------------------------------
 
     def _state(self, rank: int, number: int, time: float) -> RankState:
-        own = self._own[rank]
-        begun = bisect_left(own, number)
+        indices = self._indices[rank]
+        begun = bisect_left(indices, number)
         held = Held((), 0.0)
         if begun:
-            last = self.events[own[begun - 1]]
+            index = indices[begun - 1]
+            last = self.events[index]
             during, held = self._held_pairs[rank][begun - 1]
-            if last.end > time or own[begun - 1] == number - 1:
+            if last.end > time or index == number - 1:
                 return self._running(rank, last, time, during)
         row = self.program.actions[rank]
         if begun == len(row):
             drain = IdleCause.DRAIN
             return RankState(Activity.DONE, None, begun, None, drain, None, None, *held)
         action = row[begun]
-        coming = self.events[own[begun]].start if begun < len(own) else None
+        coming: float | None = None
+        if begun < len(indices):
+            coming = self.events[indices[begun]].start
         if coming is not None and coming <= time:
             nothing = (None, None, None)
             return RankState(Activity.BEGINS, action, begun, coming, *nothing, *held)
@@ -425,8 +429,8 @@ class Walkthrough:
         return RankState(Activity.RUNS, action, event.position, until, *why, *held)
 
     @cached_property
-    def _given(self) -> Callable[[int], int]:
-        """From the number of a value to the round in which an illegal schedule gives
+    def _round_of(self) -> Callable[[int], int]:
+        """Maps the number of a value to the round in which an illegal schedule gives
         it.
         """
         return order(self.flow).given
@@ -458,17 +462,19 @@ class Walkthrough:
                 a not in self._predicted or self._predicted[a].arrived <= time
                 for a in pair
             )
-        return (None, None) if has_come else (idle.source, idle.awaited)
+        if has_come:
+            return None, None
+        return idle.source, idle.awaited
 
     def _missing(self, rank: int, time: float) -> tuple[int | None, Action]:
         """Return the action that the next one of a rank waits for in an illegal
         schedule, and its rank.
         """
         positions = [
-            bisect_right(own, time, key=lambda at: self.events[at].end)
-            for own in self._own
+            bisect_right(indices, time, key=lambda at: self.events[at].end)
+            for indices in self._indices
         ]
-        needed = awaited(self.flow, self._given, positions, rank, time)
+        needed = awaited(self.flow, self._round_of, positions, rank, time)
         action = self.program.actions[rank][positions[rank]]
         if needed is not None:
             stage, kind, k = needed
@@ -503,9 +509,8 @@ class Walkthrough:
         """The messages between ranks, each with the numbers of its first snapshot and
         of its consumption.
         """
-        found = []
+        messages = []
         for at, event in enumerate(self.events):
-            is_sent = event.action.kind in _SENDS
             value = _value_of(event.action)
             if value is None or not self._gives_message(event):
                 continue
@@ -516,14 +521,15 @@ class Walkthrough:
             assert destination is not None
             if destination == event.rank:
                 continue
-            sent = event.start if is_sent else event.end
+            sent = event.start
+            first = at + 1
+            if event.action.kind not in _SENDS:
+                sent = event.end
+                first = max(at + 2, bisect_left(self._times, sent) + 1)
             message = self._predicted.get(consumer)
             message = message or Message(
                 producer, consumer, event.rank, destination, sent, event.end
             )
-            first = at + 1
-            if not is_sent:
-                first = max(at + 2, bisect_left(self._times, sent) + 1)
-            last = self._first[consumer] + 1 if consumer in self._first else inf
-            found.append((first, last, message))
-        return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))
+            last = self._first.get(consumer, inf) + 1
+            messages.append((first, last, message))
+        return sorted(messages, key=lambda entry: (entry[2].sent, entry[2].arrived))

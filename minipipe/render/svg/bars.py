@@ -143,9 +143,11 @@ class _BarsPage(NamedTuple):
 
     def _bar(self, name: str, bar: Bar, scale: float, most: float) -> Iterator[str]:
         sizes = bar.parts.items()
-        words = ", ".join(f"{part} {size:g}" for part, size in sizes if size)
-        words += f"; {self.marks} {bar.mark:g}" if bar.mark is not None else ""
-        yield f"<title>{escaped(f'{name}: {words}')}</title>"
+        title = f"{name}: "
+        title += ", ".join(f"{part} {size:g}" for part, size in sizes if size)
+        if bar.mark is not None:
+            title += f"; {self.marks} {bar.mark:g}"
+        yield f"<title>{escaped(title)}</title>"
         x = 0.0
         for part, size in bar.parts.items():
             length = min(size * scale, most * scale - x)
@@ -167,7 +169,7 @@ class _BarsPage(NamedTuple):
             if any(bar.parts.get(part) for bar in bars):
                 yield Entry(_box(look, legend.width, legend.height), part)
         columns = self.columns.values()
-        if any(max(bar.total for bar in own) > _most(own) for own in columns):
+        if any(max(bar.total for bar in each) > _most(each) for each in columns):
             box = rect(paint("held"), legend.width, legend.height)
             slash = _slash(legend.width / 2 - 3, legend.height)
             yield Entry(box + slash, "truncated: longer than the column")
@@ -183,7 +185,8 @@ def _slash(x: float, height: float) -> str:
 def _most(bars: Sequence[Bar]) -> float:
     """Return the length of a column in the unit of its bars."""
     lengths = [max(bar.total, bar.mark or 0) for bar in bars]
-    return min(max(lengths), _CUT * median(lengths) or max(lengths)) or 1.0
+    longest = max(lengths)
+    return min(longest, _CUT * median(lengths) or longest) or 1.0
 
 
 def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:

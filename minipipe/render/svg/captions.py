@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 
+from minipipe.core.schedules.action import ActionKind, B, F, I, W
 from minipipe.errors import counted
 from minipipe.render.descriptions import title
 from minipipe.render.panel import Panel
-from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.simulation.timeline import format_time
 
 # Names as papers write them; other schedules keep the names of the registry.

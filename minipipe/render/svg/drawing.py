@@ -8,12 +8,14 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.specs import Spec
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import (
     caption,
-    darker_words,
+    darker_label,
     figures,
-    held_words,
+    held_label,
     ways_of,
 )
 from minipipe.render.descriptions import title as title_of
@@ -28,8 +30,6 @@ from minipipe.render.svg.motion import Motion, idle_label
 from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, paint
 from minipipe.render.units import scale_of
 from minipipe.schedules import IdleCause, Timeline
-from minipipe.schedules.action_table import ActionTable
-from minipipe.specs import Spec
 
 _LEAST_WIDTH = 20  # times the font size
 _PIXELS = "a number of pixels, at least 1"
@@ -147,7 +147,7 @@ def _strips_of(panels: Sequence[Panel]) -> list[list[Strip]]:
     strips = [[strip_of(panel)] for panel in panels]
     versions = list(map(versions_of, panels))
     if any(chain(*(strip.curves for strip in versions))):
-        return [[*held, own] for held, own in zip(strips, versions)]
+        return [[*held, strip] for held, strip in zip(strips, versions)]
     return strips
 
 
@@ -180,10 +180,12 @@ class _TimelinePage(Page):
         self.size = LaneSize.of(num_lanes, num_strips, beside, letters)
         left, right = self._margins()
         duration = max(timeline.makespan for timeline in timelines)
-        room = width - left - right
         tick = letters.size_of("tick")
-        self.axis = Axis(duration, timelines[0].unit, left, room, tick)
-        self.motion = Motion(self.axis, letters) if is_animated else None
+        inner = width - left - right
+        self.axis = Axis(duration, timelines[0].unit, left, inner, tick)
+        self.motion: Motion | None = None
+        if is_animated:
+            self.motion = Motion(self.axis, letters)
         self.lanes = list(map(self._lanes_of, panels))
         self.rows = list(chain(*self.lanes))
         self.boxes = set(chain(*(lane.looks() for lane in self.rows)))
@@ -217,8 +219,9 @@ class _TimelinePage(Page):
         captions = (f"{caption(it)}. {it.timeline.note}".strip() for it in panels)
         title = self.title or f"Timeline of {', above '.join(self._names())}"
         described = " ".join([*captions, *self.notes])
-        motion = self.motion.style if self.motion else None
-        return self.document(parts, y, title, described, motion)
+        if self.motion:
+            return self.document(parts, y, title, described, self.motion.style)
+        return self.document(parts, y, title, described)
 
     def _names(self) -> list[str]:
         return [panel.timeline.name for panel in self.panels]
@@ -246,14 +249,17 @@ class _TimelinePage(Page):
         panel = self.panels[index]
         size = self.size
         lanes = self.lanes[index]
-        name = panel_title(panel) if self.motion else title_of(panel.timeline)
-        note = panel.timeline.note
+        name = title_of(panel.timeline)
+        caption = figures(panel)
+        if self.motion:
+            name = panel_title(panel)
+            caption = cause(panel)
+        lines = [("name", name), ("figures", caption), ("note", panel.timeline.note)]
         head = y
-        # Running figures stand on the line of the name, if it has room.
-        still = cause(panel) if self.motion else figures(panel)
-        parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
+        parts, y = self.text(lines, y)
         width = self.letters.width("name", name)
-        if self.motion and width > self.motion.room_beside(panel):
+        # Running figures stand on the line of the name, if it has space for them.
+        if self.motion and width > self.motion.width_beside(panel):
             head = y
             y = y + self.letters.line("name")
         baseline = head + BASELINE * self.letters.line("name")
@@ -277,8 +283,9 @@ class _TimelinePage(Page):
             parts += self.motion.draw(
                 panel, tops, bottom, size.box, round(baseline), peaks
             )
-        is_last = panel is self.panels[-1]
-        return parts, bottom + (0 if is_last else self.letters.scaled(14))
+        if panel is not self.panels[-1]:
+            bottom += self.letters.scaled(14)
+        return parts, bottom
 
     def _lane(self, index: int, lane: Lane) -> Iterator[str]:
         """Yield the parts of a lane, all but its labels."""
@@ -322,21 +329,21 @@ class _TimelinePage(Page):
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        yield from legend.kinds(self.boxes, darker_words(self.panels))
+        yield from legend.kinds(self.boxes, darker_label(self.panels))
         if any(len(run) > 1 for lane in self.rows for run in lane.runs):
             yield legend.runs()
-        if any(panel.joined for panel in self.panels):
-            yield legend.joined()
+        if any(panel.overlapped for panel in self.panels):
+            yield legend.overlapped()
         causes = {slot.cause for lane in self.rows for slot in lane.slots}
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()
         strips = (strip for strip in chain(*self.strips) if any(strip.curves))
         for noun in sorted({strip.noun for strip in strips}):
-            words = "versions of weights held"
+            label = "versions of weights held"
             if noun != "versions":
-                words = held_words(noun != "activations", self.panels)
-            yield legend.strip(words)
+                label = held_label(noun != "activations", self.panels)
+            yield legend.strip(label)
         if self.has_messages:
             has_late_receipts = any(panel.has_late_receipts for panel in self.panels)
             yield from legend.arrows(ways_of(self.panels), has_late_receipts)

@@ -16,14 +16,16 @@ def path_data(*parts: str | float) -> str:
     >>> path_data("M", 1, 2.5, "H", 10, "z")
     'M1 2.5H10z'
     """
-    written = []
-    before = "M"
+    data = ""
+    separator = ""
     for part in parts:
-        text = part if isinstance(part, str) else number(part)
-        is_number = not isinstance(part, str)
-        written.append(f" {text}" if is_number and before == "number" else text)
-        before = "number" if is_number else text
-    return "".join(written)
+        if isinstance(part, str):
+            data += part
+            separator = ""
+        else:
+            data += separator + number(part)
+            separator = " "
+    return data
 
 
 def polyline(points: Iterable[Sequence[float]]) -> str:

@@ -145,14 +145,16 @@ class _GraphPage(Page):
         if span == 1:
             x0 = x0 + self.halves[source]
             x1 = x1 - self.halves[target]
-            across = (x0 + x1) / 2
             down = (y0 + y1) / 2 + bow
-        else:  # above the nodes between the two, or back below all
-            side = -_HEIGHT / 2 if span > 1 else _HEIGHT / 2
-            y0 = y0 + side
-            y1 = y1 + side
-            across = (x0 + x1) / 2
-            down = bow + (min(y0, y1) - _ROW if span > 1 else self.lower + _BOW)
+        elif span > 1:  # above the nodes between the two
+            y0 = y0 - _HEIGHT / 2
+            y1 = y1 - _HEIGHT / 2
+            down = bow + (min(y0, y1) - _ROW)
+        else:  # back, below all nodes
+            y0 = y0 + _HEIGHT / 2
+            y1 = y1 + _HEIGHT / 2
+            down = bow + (self.lower + _BOW)
+        across = (x0 + x1) / 2
         angle = math.atan2(y1 - down, x1 - across)
         dx = _HEAD * math.cos(angle)
         dy = _HEAD * math.sin(angle)

@@ -81,7 +81,9 @@ def _range(start: float, step: float, low: float, high: float) -> tuple[float, f
     if step:
         first, last = sorted(((low - start) / step, (high - start) / step))
         return first, last
-    return (-math.inf, math.inf) if low < start < high else (math.inf, -math.inf)
+    if low < start < high:
+        return -math.inf, math.inf
+    return math.inf, -math.inf
 
 
 def _segment(x: float, y: float, end_x: float, end_y: float) -> str:
@@ -135,20 +137,23 @@ def strip_of(panel: Panel) -> Strip:
     ([(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)],)
     """
     timeline = panel.timeline
-    ranks = range(panel.timeline.num_ranks)
-    spans = chain(*timeline.spans)
-    recomputes = any(span.action.kind is ActionKind.RECOMPUTE for span in spans)
-    if timeline.memory is not None and (
-        timeline.memory_unit != "units" or (recomputes and panel.tells_memory)
-    ):
-        noun = "bytes" if timeline.memory_unit != "units" else "units"
-        return Strip(tuple(map(timeline.memory_over_time, ranks)), noun)
+    ranks = range(timeline.num_ranks)
+    if timeline.memory is not None:
+        curves = tuple(map(timeline.memory_over_time, ranks))
+        if timeline.memory_unit != "units":
+            return Strip(curves, "bytes")
+        spans = chain(*timeline.spans)
+        recomputes = any(span.action.kind is ActionKind.RECOMPUTE for span in spans)
+        if recomputes and panel.tells_memory:
+            return Strip(curves, "units")
     return Strip(tuple(map(panel.activations_over_time, ranks)), "activations")
 
 
 def _computes_behind_update(row: Sequence[Span]) -> bool:
     kinds = [span.action.kind for span in row if not span.action.kind.is_of_rank]
-    first = kinds.index(ActionKind.UPDATE) if ActionKind.UPDATE in kinds else len(kinds)
+    if ActionKind.UPDATE not in kinds:
+        return False
+    first = kinds.index(ActionKind.UPDATE)
     return any(kind is not ActionKind.UPDATE for kind in kinds[first:])
 
 
@@ -179,8 +184,8 @@ _ROUNDED = 8.0  # pixels: wider boxes have rounded corners
 
 
 class LaneSize(NamedTuple):
-    """Heights in pixels: of boxes, of strips (0 without), of each thin lane below the
-    boxes, to the next lane.
+    """Heights in pixels: of boxes, of strips, of each thin lane below the boxes, to the
+    next lane.
 
     ``beside`` are the kinds of the thin lanes: gradient all-reduces and copies, which
     are concurrent with the actions.
@@ -202,18 +207,12 @@ class LaneSize(NamedTuple):
     ) -> LaneSize:
         """Return sizes that keep many ranks on a page; they grow with the font size."""
         box = max(12, min(26, 480 // max(1, num_lanes)))
-        strip = max(6, min(12, box // 2)) if num_strips else 0
+        strip = max(6, min(12, box // 2))
         thin = max(4, box // 4)
         pitch = box + num_strips * (strip + 2) + len(beside) * (thin + 2)
         pitch += max(4, min(10, box // 3))
-        strip = letters.scaled(strip) if strip else 0
-        return cls(
-            letters.scaled(box),
-            strip,
-            letters.scaled(thin),
-            letters.scaled(pitch),
-            tuple(beside),
-        )
+        box, strip, thin, pitch = map(letters.scaled, (box, strip, thin, pitch))
+        return cls(box, strip, thin, pitch, tuple(beside))
 
     @property
     def below(self) -> int:
@@ -309,17 +308,9 @@ class Lane:
         for run, following in zip_longest(self.runs, self.runs[1:]):
             if len(run) == 1:
                 action, start, end = run[0]
-                width = (run[0].end - run[0].start) * self.axis.scale
-                rounding = 'rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
-                words = describe_action(action)
-                whole = (start, end)
-                if other := self.panel.joined.get(action):
-                    words += f", overlapped with {other.action}"
-                    whole = (other.start, other.end)
-                title = f"{words}, {self._when(*whole)}"
-                box = self._box(start, end, title, more=rounding)
                 chunk = self.panel.chunk_of(self.rank, action)
-                boxes[action.kind, chunk, width < _THIN].append(box)
+                is_thin = (end - start) * self.axis.scale < _THIN
+                boxes[action.kind, chunk, is_thin].append(self._action_box(run[0]))
                 continue
             counts.update(span.action.kind for span in run)
             for kind, band in self._bands(run, following):
@@ -327,7 +318,7 @@ class Lane:
         if boxes:
             groups = []
             for (kind, chunk, is_thin), drawn in boxes.items():
-                outline = ' stroke-width=".4"' if is_thin else ""
+                outline = ' stroke-width=".4"' * is_thin
                 groups.append(group(f"{box_paint(kind, chunk)}{outline}", drawn))
             yield group(paint("box"), groups)
         if frames := "".join(self._frames()):
@@ -338,6 +329,18 @@ class Lane:
             title = f"{kind}: {short}; heights are shares of the time"
             yield path(box_paint(kind, 0), "".join(paths), title)
         yield from self._updates()
+
+    def _action_box(self, span: Span) -> str:
+        """Return the box of an action, with its tooltip."""
+        action, start, end = span
+        title = describe_action(action)
+        times = (start, end)
+        if other := self.panel.overlapped.get(action):
+            title += f", overlapped with {other.action}"
+            times = (other.start, other.end)
+        title += f", {self._when(*times)}"
+        rounding = 'rx="2"' * (self.x(end) - self.x(start) >= _ROUNDED)
+        return self._box(start, end, title, more=rounding)
 
     def _updates(self) -> Iterator[str]:
         """Yield lines at the updates that take no time."""
@@ -355,14 +358,13 @@ class Lane:
         for action, start, end, whole in self.beside:
             x = self.x(start)
             y = self.size.top_of(self.size.beside.index(action.kind))
-            words = describe_action(action)
+            description = describe_action(action)
             if whole:
+                reduction = f"gradient all-reduce of stage {action.stage}"
                 ranks = ", ".join(map(str, whole.ranks))
-                words = (
-                    f"gradient all-reduce of stage {action.stage} over ranks {ranks}"
-                )
+                description = f"{reduction} over ranks {ranks}"
             colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action))
-            title = f"{words}, {self._when(start, end)}"
+            title = f"{description}, {self._when(start, end)}"
             width = self.x(end) - x
             height = self.size.thin
             yield rect(colours, width, height, x, y, title=title)
@@ -373,7 +375,7 @@ class Lane:
         """
         alone = (run[0] for run in self.runs if len(run) == 1)
         for first, second in pairwise(alone):
-            other = self.panel.joined.get(first.action)
+            other = self.panel.overlapped.get(first.action)
             if other and other.action == second.action:
                 left = self.x(first.start)
                 right = self.x(second.end)
@@ -447,8 +449,9 @@ class Lane:
         outline = self._strip_path(strip, most)
         right = self.axis.x(self.panel.timeline.makespan)
         ground = path_data("M", self.axis.left, self.size.strip, "H", right)
-        parts = [filled(outline)] if outline else []
-        parts.append(path(paint("grid"), ground))
+        parts = [path(paint("grid"), ground)]
+        if outline:
+            parts.insert(0, filled(outline))
         yield moved(0, self._top_of_strip(index), parts)
 
     def peak(self, strip: Strip, letters: Letters, index: int = 0) -> str:

@@ -55,14 +55,19 @@ def draw_messages(
     for way in WAYS:
         shafts = []
         heads = []
-        own = (it for it in panel.timeline.messages if way_of(it) == way)
-        for message in own:
-            goes_down = tops[message.source] < tops[message.destination]
-            start = tops[message.source] + height * goes_down
-            end = tops[message.destination] + height * (not goes_down)
+        messages = (it for it in panel.timeline.messages if way_of(it) == way)
+        for message in messages:
+            start = tops[message.source]
+            end = tops[message.destination]
+            down = head
+            if start < end:
+                start = start + height
+            else:
+                end = end + height
+                down = -head
             x = axis.x(message.sent - origin)
             arrival = axis.x(message.arrived - origin)
-            aside = 2 * _ASIDE * (-head if goes_down else head)
+            aside = -2 * _ASIDE * down
             if x == arrival:
                 x = arrival = x + aside / 2
             if (x, start, arrival, end) in places:
@@ -71,7 +76,7 @@ def draw_messages(
             places.add((x, start, arrival, end))
             shaft = _shaft(x, start, arrival, end)
             shafts.append(path("", shaft, describe_message(message)))
-            heads.append(arrow_head(arrival, end, 0, head if goes_down else -head))
+            heads.append(arrow_head(arrival, end, 0, down))
         if shafts:
             yield group(paint(way), shafts)
             yield path(paint(f"{way}-head"), "".join(heads))
@@ -149,17 +154,16 @@ class Legend:
         """Yield the kinds of action, each with the shades of its chunks, and the
         meaning of darker shades.
         """
-        found = chunks_by_kind(boxes)
-        for kinds, words in entries_of(found):
+        chunks_of = chunks_by_kind(boxes)
+        for kinds, description in entries_of(chunks_of):
             kind = kinds[0]
-            chunks = found[kinds[0]]
-            width = self.width / len(chunks)
+            width = self.width / len(chunks_of[kind])
             shades = (
                 rect(box_paint(kind, chunk), width, self.height, x=i * width)
-                for i, chunk in enumerate(chunks)
+                for i, chunk in enumerate(chunks_of[kind])
             )
-            yield Entry("".join(shades), f"{', '.join(kinds)} {words}")
-        if any(map(any, found.values())):
+            yield Entry("".join(shades), f"{', '.join(kinds)} {description}")
+        if any(map(any, chunks_of.values())):
             yield Entry("", darker)
 
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
@@ -172,7 +176,7 @@ class Legend:
         line = path(paint("step"), f"M{self.width / 2} 0V{self.height}")
         return Entry(line, "the rank begins the next step")
 
-    def joined(self) -> Entry:
+    def overlapped(self) -> Entry:
         """Return the entry of the frames around overlapped actions."""
         frame = path(paint("joined"), f"M0 0H{self.width}V{self.height}H0z")
         return Entry(frame, OVERLAPPED)
@@ -183,13 +187,13 @@ class Legend:
             "", "bands: many short actions, each kind by its share of the time"
         )
 
-    def strip(self, words: str) -> Entry:
+    def strip(self, label: str) -> Entry:
         """Return the entry of the strips under the ranks."""
         right = self.width
         bottom = self.height
         steps = ((0.25, 0.6), (0.5, 0.3), (0.75, 0.1), (1.0, 0.6))
         corners = (path_data("V", y * bottom, "H", x * right) for x, y in steps)
-        return Entry(filled(f"M0 {bottom}{''.join(corners)}V{bottom}"), words)
+        return Entry(filled(f"M0 {bottom}{''.join(corners)}V{bottom}"), label)
 
     def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
         """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the
@@ -215,17 +219,18 @@ class Legend:
         x = left
         y = top
         for picture, text in entries:
-            indent = self.width + letters.scaled(6) if picture else 0
+            indent = 0
+            if picture:
+                indent = self.width + letters.scaled(6)
             lines = wrapped(text, letters.wrapping_size("key"), right - left - indent)
             width = indent + max(letters.width("key", line) for line in lines)
             if x > left and (x + width > right or len(lines) > 1):
                 x = left
                 y = y + letters.scaled(_LINE)
-            words = "".join(
-                letters.draw("key", indent, self._baseline(row), line)
-                for row, line in enumerate(lines)
-            )
-            drawn.append(moved(x, y, [picture, words]))
+            parts = [picture]
+            for row, line in enumerate(lines):
+                parts.append(letters.draw("key", indent, self._baseline(row), line))
+            drawn.append(moved(x, y, parts))
             x = x + width + letters.scaled(_GAP)
             y = y + (len(lines) - 1) * letters.scaled(_LINE)
         return drawn, y + self.height

@@ -28,6 +28,7 @@ _LEAD = 2.0
 _PLAY = 6.5
 _HOLD = 3.5
 _MOST_FRAMES = 60  # of running figures
+_TIMING = {"curtain": "linear", "now": "linear"}  # all others jump
 
 
 class Motion:
@@ -89,7 +90,7 @@ class Motion:
             yield group('class="saved"', gap)
         self._ends.append(end)
 
-    def room_beside(self, panel: Panel) -> float:
+    def width_beside(self, panel: Panel) -> float:
         """Return the width that the running figures of a panel leave to its name."""
         end = panel.timeline.makespan
         texts = (_running(panel, part * end / 9) for part in range(9))
@@ -137,7 +138,9 @@ class Motion:
         """
         letters = self._letters
         right = self._axis.right
-        role = "running" if time < panel.timeline.makespan else "total"
+        role = "total"
+        if time < panel.timeline.makespan:
+            role = "running"
         texts = [letters.draw(role, right, baseline, _running(panel, time))]
         down = height / 2 + 0.35 * letters.size_of("peak")
         x = right + letters.scaled(8)
@@ -180,7 +183,7 @@ class Motion:
         shown = f"{moving}{{display:inline}}{hidden}{{opacity:0}}"
         rules = []
         for each, steps in frames.items():
-            timing = "linear" if each in ("curtain", "now") else "step-end"
+            timing = _TIMING.get(each, "step-end")
             motion = f"{name}-{each} {number(total)}s {timing} infinite"
             rules.append(f"#{name} .{each}{{animation:{motion}}}")
             rules.append(f"@keyframes {name}-{each}{{{steps}}}")
@@ -194,7 +197,7 @@ def _running(panel: Panel, time: float) -> str:
     if time < timeline.makespan:
         return f"after {time_of(time, timeline.unit)}"
     idle = sum(panel.idle_until(rank, time) for rank in range(timeline.num_ranks))
-    bubble = idle / (timeline.num_ranks * time) if time else 0.0
+    bubble = idle / (timeline.num_ranks * time or 1.0)
     return f"{time_of(time, timeline.unit)}, bubble {100 * bubble:.1f} %"
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
+from minipipe.core.schedules.action import ActionKind
 from minipipe.io import escaped, note_lines
 from minipipe.render.layout import number, text_width, wrapped
 from minipipe.render.palette import DARK, LIGHT, fill_of, shade
-from minipipe.schedules.action import ActionKind
 
 # Converters take the first family and never search the list, so it begins with one that
 # they know.
@@ -36,22 +36,23 @@ class _Role(NamedTuple):
     colour: str
     fixed: str = ""
     size: float = 1.0  # of text, as a multiple of the font size
-    is_bold: bool = False
+    width: float = 1.0  # of letters, as a multiple of regular ones
 
 
 _SMALL = 11 / 12
+_BOLD = 1.12  # bold letters are wider by this factor
 _LINE = 'fill="none"'
 _MIDDLE = 'text-anchor="middle"'
 _END = 'text-anchor="end"'
 _ROLES = {
     "ground": _Role("fill", "ground"),
-    "title": _Role("fill", "ink", 'font-weight="bold"', 4 / 3, is_bold=True),
-    "name": _Role("fill", "ink", 'font-weight="bold"', 7 / 6, is_bold=True),
+    "title": _Role("fill", "ink", 'font-weight="bold"', 4 / 3, _BOLD),
+    "name": _Role("fill", "ink", 'font-weight="bold"', 7 / 6, _BOLD),
     "rank": _Role("fill", "ink", _END),
     "fact": _Role("fill", "muted"),
     "figures": _Role("fill", "muted"),
     "running": _Role("fill", "muted", _END, 7 / 6),
-    "total": _Role("fill", "ink", f'{_END} font-weight="bold"', 7 / 6, is_bold=True),
+    "total": _Role("fill", "ink", f'{_END} font-weight="bold"', 7 / 6, _BOLD),
     "note": _Role("fill", "muted", 'font-style="italic"'),
     "tick": _Role("fill", "muted", _MIDDLE, _SMALL),
     "node": _Role("fill", "ink", _MIDDLE),
@@ -84,7 +85,6 @@ _ROLES = {
 }
 # pixels: the font size at which all other sizes in this package are given
 DEFAULT_SIZE = 12.0
-_BOLD = 1.12  # bold letters are wider by this factor
 
 
 def paint(name: str, *attributes: str) -> str:
@@ -159,7 +159,7 @@ class Letters(NamedTuple):
         """Return the size with which the text of a role is wrapped: larger than its
         letters if they are bold.
         """
-        return self.size_of(role) * (_BOLD if _ROLES[role].is_bold else 1.0)
+        return self.size_of(role) * _ROLES[role].width
 
     def width(self, role: str, words: str) -> float:
         """Return an upper estimate of the width of a text, in pixels."""
@@ -206,10 +206,13 @@ class Page:
 
     def head(self) -> tuple[list[str], float]:
         """Draw the title and the notes; return them and their lower edge."""
-        lines = [("title", self.title)] if self.title else []
-        lines += [("fact", line) for line in self.notes]
+        lines = [("fact", line) for line in self.notes]
+        if self.title:
+            lines.insert(0, ("title", self.title))
         parts, y = self.text(lines, float(self.margin))
-        return parts, y + (self.letters.scaled(8) if lines else 0)
+        if lines:
+            y += self.letters.scaled(8)
+        return parts, y
 
     def text(
         self, lines: Iterable[tuple[str, str]], y: float
@@ -218,11 +221,11 @@ class Page:
         line.
         """
         parts = []
-        room = self.width - 2 * self.margin
-        for role, words in lines:
+        width = self.width - 2 * self.margin
+        for role, text in lines:
             height = self.letters.line(role)
             size = self.letters.wrapping_size(role)
-            for line in filter(None, wrapped(words, size, room)):
+            for line in filter(None, wrapped(text, size, width)):
                 baseline = round(y + BASELINE * height)
                 parts.append(self.letters.draw(role, self.margin, baseline, line))
                 y += height
@@ -252,6 +255,9 @@ class Page:
         width = self.width
         height = round(bottom + self.margin)
         name = f"minipipe-{crc32(body.encode()):08x}"
+        style = style_sheet(name)
+        if motion:
+            style += motion(name)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '
             f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 '
@@ -260,7 +266,7 @@ class Page:
             f'font-size="{number(self.letters.size)}">'
             f'<title id="{name}-title">{escaped(title)}</title>'
             f'<desc id="{name}-description">{escaped(described)}</desc>'
-            f"<style>{style_sheet(name)}{motion(name) if motion else ''}</style>"
+            f"<style>{style}</style>"
             f'<rect {paint("ground")} width="{width}" height="{height}" '
             f'rx="4"/>{body}</svg>\n'
         )

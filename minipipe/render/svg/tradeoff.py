@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, pairwise, starmap
 from typing import NamedTuple
 
+from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted
 from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
@@ -20,7 +21,6 @@ from minipipe.schedules.simulation.comparison import (
     TradeoffPoint,
     pareto_front,
 )
-from minipipe.specs import Spec
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
 # A name on a line, or nearer to another point, counts as this many rows away.
@@ -105,7 +105,7 @@ def place_names(
     (Box(left=16, top=44.0, right=56, bottom=56.0), Box(left=34, top=56.0, right=74, bottom=68.0), True)
     """
     taken = [Box(x - gap, y - gap, x + gap, y + gap) for x, y in points]
-    found: list[Callout | None] = []
+    chosen: list[Callout | None] = []
     for point, width in zip(points, widths):
         every = _places(*point, width, height, gap)
         places = (place for place in every if place.box.is_inside(page))
@@ -113,20 +113,21 @@ def place_names(
         place = min(
             free, key=lambda place: _cost(place, point, points, lines), default=None
         )
-        found.append(place)
-        taken += [] if place is None else [place.box]
-    return found
+        chosen.append(place)
+        if place is not None:
+            taken.append(place.box)
+    return chosen
 
 
 def _cost(
     place: Callout,
-    own: tuple[float, float],
+    point: tuple[float, float],
     points: Sequence[tuple[float, float]],
     lines: Sequence[Box],
 ) -> float:
     """Return how bad a place is, in rows away from its point."""
     is_crossed = any(map(place.box.overlaps, lines))
-    distance = math.dist(place.near_end, own)
+    distance = math.dist(place.near_end, point)
     is_mistaken = any(math.dist(place.near_end, it) < distance for it in points)
     return place.rows + _CROSSED * is_crossed + _MISTAKEN * is_mistaken
 
@@ -138,8 +139,8 @@ def _places(
     below and above these.
     """
     for rows in range(_MOST_ROWS + 1):
-        for away in (1, -1) if rows else (1,):
-            top = y - height / 2 + away * rows * height
+        for offset in dict.fromkeys((rows, -rows)):
+            top = y - height / 2 + offset * height
             yield Callout(Box(x + gap, top, x + gap + width, top + height), False, rows)
             yield Callout(Box(x - gap - width, top, x - gap, top + height), True, rows)
 
@@ -250,7 +251,7 @@ class _TradeoffPage(Page):
             points += chain(*of_batch.bounds.values())
         memory, bubbles = zip(*points)
         self.x = LogAxis.over(memory, self.left, self.right)
-        self.y = LogAxis.over(bubbles, _HEIGHT, 0, floor=_LEAST_BUBBLE)
+        self.y = LogAxis.over(bubbles, _HEIGHT, 0, minimum=_LEAST_BUBBLE)
 
     def drawn(self) -> str:
         """Return the whole document."""
@@ -337,7 +338,9 @@ class _TradeoffPage(Page):
         for memory, bubble in corners:
             x = self.x.at(memory)
             points += [(x, y), (x, y := self.y.at(bubble))]
-        return [*points, (float(self.right), y)] if points else []
+        if points:
+            points.append((float(self.right), y))
+        return points
 
     def _names(
         self, choices: Iterable[TradeoffPoint], lines: Sequence[Box]
@@ -350,18 +353,16 @@ class _TradeoffPage(Page):
         for point, alike in groupby(shown, self._point):
             names = (choice.name for choice in alike if not choice.is_searched)
             labels.append((point, ", ".join(names)))
-        widths = [
-            self.letters.width("choice", words) if words else 0.0 for _, words in labels
-        ]
+        widths = [self.letters.width("choice", label) for _, label in labels]
         page = Box(self.left, 0, self.right, _HEIGHT)
         line = 1.15 * self.letters.size_of("choice")
         points = [point for point, _ in labels]
         places = place_names(points, widths, line, _GAP, page, lines)
-        for (point, words), callout in zip(labels, places):
-            if words and callout is not None:
-                yield self._name(point, words, callout)
+        for (point, label), callout in zip(labels, places):
+            if label and callout is not None:
+                yield self._name(point, label, callout)
 
-    def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
+    def _name(self, point: tuple[float, float], label: str, callout: Callout) -> str:
         box = callout.box
         near, middle = callout.near_end
         parts = []
@@ -373,7 +374,7 @@ class _TradeoffPage(Page):
         parts.append(rect(look, width, height, box.left, box.top))
         role = "choice-left" if callout.is_left else "choice"
         baseline = middle + 0.36 * self.letters.size_of(role)
-        parts.append(self.letters.draw(role, near, baseline, words))
+        parts.append(self.letters.draw(role, near, baseline, label))
         return "".join(parts)
 
     # -- legend ------------------------------------------------------------------------
@@ -383,12 +384,12 @@ class _TradeoffPage(Page):
         x = legend.width / 2
         y = legend.height / 2
         placements = {choice.placement for choice in self.choices}
-        for shape, words in _SHAPES.items():
+        for shape, label in _SHAPES.items():
             if shape in placements:
-                yield Entry(moved(x, y, [_mark(shape)]), words)
+                yield Entry(moved(x, y, [_mark(shape)]), label)
         if any(choice.is_searched for choice in self.choices):
-            found = "found by search, in the colour of its placement"
-            yield Entry(moved(x, y, [_mark("other", is_searched=True)]), found)
+            label = "found by search, in the colour of its placement"
+            yield Entry(moved(x, y, [_mark("other", is_searched=True)]), label)
         line = f"M0 {number(y)}H{legend.width}"
         yield Entry(_line("front", line), "Pareto front of these schedules")
         for name in _DASHES:
@@ -409,8 +410,9 @@ def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
     peak = f"{choice.memory:g}"
     if counts_microbatches:
         peak = counted(choice.memory, "microbatch")
-    found = ", found by search" if choice.is_searched else ""
-    figures = f"peak {peak}, makespan {choice.makespan:g}{found}"
+    figures = f"peak {peak}, makespan {choice.makespan:g}"
+    if choice.is_searched:
+        figures += ", found by search"
     return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"
 
 
@@ -420,8 +422,8 @@ def _between(
     """Return the ends of a line from the edge of a mark to its name."""
     x, y = point
     length = math.dist(point, end)
-    share = 1.3 * _RADIUS / length
-    return [(x + share * (end[0] - x), y + share * (end[1] - y)), end]
+    part = 1.3 * _RADIUS / length
+    return [(x + part * (end[0] - x), y + part * (end[1] - y)), end]
 
 
 def _line(name: str, data: str) -> str:
@@ -441,8 +443,10 @@ def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
 
 
 def _mark(placement: str, is_searched: bool = False) -> str:
-    """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of
-    several at one point show.
+    """Return the outline of the mark of a choice, with its middle at 0, 0. Marks at the
+    same point remain visible through each other.
     """
-    shape = _CROSS if is_searched else _MARKS.get(placement, _SQUARE)
+    shape = _MARKS.get(placement, _SQUARE)
+    if is_searched:
+        shape = _CROSS
     return path(f'{paint(placement)} stroke-width="1.8"', shape)

@@ -40,9 +40,9 @@ from minipipe.core.memory import (
     levels_of_copies,
     pairs_of,
 )
+from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action_table import ActionTable, check_range
 from minipipe.core.values import KINDS
-from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import ActionTable, check_range
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from minipipe.schedules.action import REDUCE_GRAD, Action, B, U, W
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.placement import check_size, ranks_in
+from minipipe.core.schedules.action import REDUCE_GRAD, Action, B, U, W
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.analysis.walk import complete_walk
+from minipipe.core.schedules.placement import check_size, ranks_in
+from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.schedules.transforms import check_trains, overlaps_of_copies
-from minipipe.specs import SCHEDULE_COUNT
 
 
 def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:

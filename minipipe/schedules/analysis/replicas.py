@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from minipipe.core.flow import flow_of
+from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.values import KINDS
-from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import ActionTable
 
 # by stage, its rank: the path of a microbatch through a table with replicas
 Pipeline = tuple[int, ...]

@@ -15,13 +15,13 @@ from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
+from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action_table import ActionTable
+from minipipe.core.schedules.analysis.walk import complete_walk
+from minipipe.core.schedules.placement import check_counts
+from minipipe.core.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 from minipipe.errors import Code, ScheduleError
-from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.placement import check_counts
 from minipipe.schedules.registry import builder_of, default_of, spelled
-from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 
 __all__ = [
     "bubble_fraction",

@@ -14,7 +14,7 @@ from operator import sub
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import updates_before
-from minipipe.schedules.action_table import ActionTable, check_range
+from minipipe.core.schedules.action_table import ActionTable, check_range
 
 ByMicrobatch = tuple[tuple[int, ...], ...]  # by stage and microbatch
 

@@ -10,9 +10,9 @@ from math import inf
 from sys import float_info
 from typing import NamedTuple
 
+from minipipe.core.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec
 from minipipe.errors import Code, ScheduleError, counted
 from minipipe.schedules.analysis.activations import Footprint
-from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec
 
 # relative difference of floating-point sums that add the same terms in another order
 ROUNDING = 1e-9

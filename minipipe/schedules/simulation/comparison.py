@@ -11,23 +11,23 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleError, counted, misuse
-from minipipe.schedules.action import ActionKind, L, O, R
-from minipipe.schedules.action_table import ActionTable, Schedule
-from minipipe.schedules.analysis.bounds import Bound, lower_bound
-from minipipe.schedules.analysis.workload import Objective, Workload, fits
-from minipipe.schedules.placement import (
+from minipipe.core.schedules.action import ActionKind, L, O, R
+from minipipe.core.schedules.action_table import ActionTable, Schedule
+from minipipe.core.schedules.placement import (
     check_sizes,
     looped_placement,
     neighbouring_placement,
     v_placement,
 )
+from minipipe.core.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, SCHEDULE_NUMBER
+from minipipe.errors import ScheduleError, counted, misuse
+from minipipe.schedules.analysis.bounds import Bound, lower_bound
+from minipipe.schedules.analysis.workload import Objective, Workload, fits
 from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of, spelled
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import value_of
 from minipipe.schedules.simulation.simulator import check_costs, simulate
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, SCHEDULE_NUMBER
 
 _LIMIT = SCHEDULE_AMOUNT._replace(expected="a number of microbatches, above 0")
 _RANKS = SCHEDULE_COUNT._replace(

@@ -12,6 +12,25 @@ from numbers import Integral, Real
 from os.path import splitext
 from typing import TYPE_CHECKING, Any
 
+from minipipe.core.schedules.action import (
+    REDUCE_GRAD,
+    Action,
+    ActionKind,
+    B,
+    F,
+    I,
+    R,
+    U,
+    W,
+)
+from minipipe.core.schedules.action_table import ActionTable, Schedule
+from minipipe.core.schedules.placement import (
+    Placement,
+    check_sizes,
+    ranks_in,
+    stages_by_rank,
+)
+from minipipe.core.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec, as_float
 from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
 from minipipe.io import (
@@ -23,18 +42,9 @@ from minipipe.io import (
     reading,
     write_whole,
 )
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
-from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
-from minipipe.schedules.placement import (
-    Placement,
-    check_sizes,
-    ranks_in,
-    stages_by_rank,
-)
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
-from minipipe.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec, as_float
 
 # on demand below: most programs measure no costs, search nothing, and write no file
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from minipipe.core.schedules.action import ActionKind
+from minipipe.core.schedules.action_table import Schedule, check_table
+from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.schedules.placement import Placement
 from minipipe.errors import Code, ScheduleError, counted, quoted
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import Schedule, check_table
 from minipipe.schedules.analysis.bounds import Bound, Formula, lower_bounds
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
-from minipipe.schedules.placement import Placement
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline

@@ -9,11 +9,11 @@ from math import inf
 from statistics import mean, median
 from typing import Any, TypeVar
 
+from minipipe.core.schedules.action import ActionKind, B, F, I, W
+from minipipe.core.specs import Spec
 from minipipe.errors import ScheduleError, misuse
-from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.simulation.span import IdleCause, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.specs import Spec
 
 _TIMELINE = Spec(
     Timeline,

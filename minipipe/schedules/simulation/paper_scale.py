@@ -27,11 +27,11 @@ from itertools import zip_longest
 from math import prod
 from typing import NamedTuple
 
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.interleaved import interleaved_1f1b
+from minipipe.core.schedules.one_f_one_b import one_f_one_b
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import parse_csv, parse_whole
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.interleaved import interleaved_1f1b
-from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 

@@ -19,21 +19,22 @@ from math import inf
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Level
+from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action_table import ActionTable, check_table
+from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.schedules.analysis.walk import complete_walk
+from minipipe.core.schedules.collector import collector_paused
+from minipipe.core.specs import Spec
 from minipipe.core.times import Rates, Times, times
 from minipipe.core.values import KINDS
 from minipipe.errors import Code, ScheduleError, misuse
-from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import (
     memory_levels,
     peak_activations,
     peaks,
     without_copies,
 )
-from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.collector import collector_paused
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.schedules.simulation.span import (
@@ -45,7 +46,6 @@ from minipipe.schedules.simulation.span import (
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import steps_of
 from minipipe.simulation.hosts import Hosts
-from minipipe.specs import Spec
 
 _COSTS = Spec(
     Costs | None,
@@ -119,7 +119,7 @@ def simulate(
     step = schedule
     if costs.sends_block:
         # on demand: most sends do not block
-        from minipipe.schedules.analysis.lowering import lower
+        from minipipe.core.schedules.analysis.lowering import lower
 
         step = lower(schedule)
     with collector_paused():

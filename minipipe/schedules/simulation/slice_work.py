@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minipipe.core.specs import SCHEDULE_NUMBER
 from minipipe.errors import counted
-from minipipe.specs import SCHEDULE_NUMBER
 
 _MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
 _PARTS = SCHEDULE_NUMBER._replace(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from minipipe.schedules.action import Action, B, F, I, L, O, R
+from minipipe.core.schedules.action import Action, B, F, I, L, O, R
 
 
 class Span(NamedTuple):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from minipipe.core.flow import Flow
 from minipipe.core.memory import Level, Ran, copies_held, pairs_of
+from minipipe.core.schedules.action import U, number_of
+from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.written import ShownInNotebooks
 from minipipe.io import printable
-from minipipe.schedules.action import U, number_of
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
-from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.span import (
     GradientSum,
     Idle,
@@ -24,7 +25,6 @@ from minipipe.schedules.simulation.span import (
     StepChange,
     in_groups,
 )
-from minipipe.schedules.written import ShownInNotebooks
 
 if TYPE_CHECKING:
     from minipipe.schedules.simulation.explanation import Explanation

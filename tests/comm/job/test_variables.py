@@ -11,9 +11,9 @@ import pytest
 
 from minipipe.cli import main
 from minipipe.comm.job import host, witness
-from minipipe.comm.message import DEFAULT_TIMEOUT, chosen_timeout
+from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.errors import ArgumentError
-from minipipe.execution.observers import Journal, journal
+from minipipe.execution.row_handlers import Journal, journal
 from minipipe.render.terminal import has_colour
 
 WRONG = [

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn
-from minipipe.autograd.modes import current_place
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.tensor import record
 from minipipe.errors import NotFiniteError
-from minipipe.tensor import record
 
 NUM_MICROBATCHES = 4
 X, Y = (

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 
 from minipipe import Tensor, functional, nn
+from minipipe.core.tensor import op
 from minipipe.execution.checks.description import description, digest
-from minipipe.tensor import op
 from tests.execution.checks.changes import behind_an_empty_cell
 from tests.launch import ROOT, environment
 

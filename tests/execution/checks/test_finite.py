@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn, optim, spawn
-from minipipe.autograd.modes import current_place
 from minipipe.comm import OneRankGroup
+from minipipe.core.autograd.modes import current_place
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
 from minipipe.pipeline import delivery
 from minipipe.testing import same_bits

@@ -34,11 +34,11 @@ from hashlib import blake2b
 import numpy as np
 
 from minipipe import Pipeline, elastic, init_process_group, nn, optim
-from minipipe.autograd.modes import current_place
 from minipipe.comm import ProcessGroup
+from minipipe.core.autograd.modes import current_place
+from minipipe.core.tensor import record
 from minipipe.errors import LaunchError
 from minipipe.pipeline.elastic.vault import Made
-from minipipe.tensor import record
 
 OPTIONS = {
     "kills": [],
@@ -135,7 +135,7 @@ def send_under_doom(send):
 
 def survivors_with_a_late_failure(of_survivors):
     """Leave a send of the old group unfinished, which fails when it is tested again."""
-    from minipipe.comm.mpi import MPI, _Send
+    from minipipe.core.comm.mpi import MPI, _Send
 
     class Revoked:
         def Test(self):

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate, verify
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.errors import ScheduleError
 from minipipe.render.editor.draft import Draft
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.walk import complete_walk
 from tests.launch import slowly
 
 EDITABLE = [name for name in schedules.REGISTRY if name not in ("forward-only",)]

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.errors import ScheduleError
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from tests.render.stepper.screens import plain
 from tests.strategies import examples, named_schedules, table
@@ -104,7 +104,7 @@ def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named)
     frame = Frame(walkthrough)
     lines = frame.draw(snapshot, 2000, 40)  # so wide that all is there
     at = next(i for i, line in enumerate(lines) if line.startswith("units"))
-    columns = frame.grid.columns
+    columns = frame.strip.columns
     for rank, state in enumerate(snapshot.ranks):
         now = round(
             columns.column(state.until if state.activity == "runs" else snapshot.time)
@@ -134,7 +134,7 @@ def test_the_part_of_the_grid_that_is_shown_has_the_cursor_and_is_busy_where_its
     lines = frame.draw(snapshot, width, 40)
     at = next(i for i, line in enumerate(lines) if line.startswith("units"))
     tick = re.search(r"\|(\d+)", lines[at])
-    per_unit = frame.grid.columns.total / walkthrough.timeline.makespan
+    per_unit = frame.strip.columns.total / walkthrough.timeline.makespan
     # the strip's column at the left edge
     first = int(tick[1]) * per_unit - (tick.start() - 7)
     marker = lines[at + 1].index("v")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.core.flow import flow_of
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.walk import walk
 from minipipe.errors import ScheduleError
-from minipipe.render.stepper.description import describe_state, describe_verdict
+from minipipe.render.stepper.description import describe_diagnosis, describe_state
 from minipipe.render.stepper.walkthrough import Activity, Walkthrough
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
 from minipipe.schedules.simulation.span import IdleCause
@@ -463,7 +463,7 @@ def test_an_action_that_no_values_are_given_for_never_runs():
         "rank 1 is stuck at 1W0 (position 2 of its list): it needs values that no "
         "action gives"
     )
-    assert stuck in describe_verdict(walkthrough)
+    assert stuck in describe_diagnosis(walkthrough)
 
 
 def test_a_reduction_of_nothing_waits_for_no_other_replica():
@@ -475,7 +475,7 @@ def test_a_reduction_of_nothing_waits_for_no_other_replica():
         "rank 0 is stuck at 0REDUCE_GRAD0 (position 3 of its list): it needs values "
         "that no action gives"
     )
-    assert stuck in describe_verdict(walkthrough)
+    assert stuck in describe_diagnosis(walkthrough)
     with pytest.raises(
         ScheduleError, match="waits for ever for values that no action gives; verify"
     ):
@@ -495,7 +495,7 @@ def test_what_comes_before_a_w_is_said_to_wait_for_it_and_not_for_its_i_which_ha
         f"rank 0 is stuck at {early} (position 2 of its list): it needs 0W0, "
         "position 3 of rank 0"
     )
-    assert stuck in describe_verdict(walkthrough)
+    assert stuck in describe_diagnosis(walkthrough)
 
 
 # -- past bugs -------------------------------------------------------------------------

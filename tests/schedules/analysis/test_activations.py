@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
+from minipipe.core.schedules.action_table import check_range
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action_table import check_range
 from minipipe.schedules.analysis.activations import (
     Footprint,
     memory_levels,

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from minipipe import schedules, verify
 from minipipe.core.flow import flow_of
+from minipipe.core.schedules.action import Action, ActionKind, number_of
+from minipipe.core.schedules.analysis.dependencies import Direction, Value
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.verifier import _order_problems
+from minipipe.core.schedules.analysis.walk import complete_walk, walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind, number_of
-from minipipe.schedules.analysis.dependencies import Direction, Value
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import _order_problems
-from minipipe.schedules.analysis.walk import complete_walk, walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from tests.refusals import code_of

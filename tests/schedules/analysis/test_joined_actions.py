@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 
 from minipipe import Schedule, schedules, verify
+from minipipe.core.schedules.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, lower, schedule_of_text
-from minipipe.schedules.analysis.walk import walk
 from tests.strategies import (
     could_be_joined,
     examples,

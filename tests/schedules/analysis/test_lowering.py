@@ -8,12 +8,12 @@ import pytest
 
 from minipipe import schedules
 from minipipe.core.order import _Runner
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.schedules.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.analysis.walk import walk
 from tests.strategies import table
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

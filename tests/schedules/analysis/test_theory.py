@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.action import ActionKind
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
-from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.activations import peak_activations
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.theory import tick_grid
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import peak_memory, simulate

@@ -15,12 +15,12 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.lowering import lower
+from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.data_parallel import data_parallel
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
 from tests.launch import slowly
 from tests.schedules.analysis.second_opinion import TAKERS, is_legal
 from tests.schedules.sliced_tables import sliced_schedules

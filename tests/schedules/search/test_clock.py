@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from minipipe import Costs
 from minipipe.core.flow import Flow
+from minipipe.core.schedules.action import ActionKind
 from minipipe.core.times import Rates, times
-from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.activations import memory_levels
 from minipipe.search.clock import Clock, Facts, one_after_another, schedule_of, words_of
 from minipipe.search.list_scheduling import ListScheduler, Policy, _Greedy

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
-from minipipe.schedules.action import ActionKind
+from minipipe.core.schedules.action import ActionKind
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.simulation.evaluation import costs_of
 from minipipe.search.clock import Facts, schedule_of

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
+from minipipe.core.schedules.action import number_of
 from minipipe.errors import ScheduleError
 from minipipe.schedules import explain, sweep, table, theory
-from minipipe.schedules.action import number_of
 from tests.strategies import OVER_A_V, examples, named_schedules
 
 PLAIN = (str, int, float, list, type(None), bool)

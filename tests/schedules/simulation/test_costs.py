@@ -5,9 +5,9 @@ import math
 import pytest
 
 from minipipe import schedules
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline

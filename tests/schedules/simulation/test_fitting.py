@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, Timeline, schedules, simulate
+from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.errors import ScheduleError
-from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.schedules.simulation.span import Message, Span
 from minipipe.schedules.transforms import split_backward

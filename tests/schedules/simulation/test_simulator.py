@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.action import Action, ActionKind, U
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind, U
 from minipipe.schedules.analysis.activations import peak_activations
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import Span

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, init_process_group, nn, optim, schedules, simulate, spawn
 from minipipe.cli.main import main
+from minipipe.core.schedules.action import number_of
 from minipipe.errors import ArgumentError, MinipipeError, ScheduleError
 from minipipe.pipeline import Pipeline
 from minipipe.render import draw_svg
 from minipipe.schedules import IdleCause, repeat
-from minipipe.schedules.action import number_of
 from minipipe.schedules.simulation.span import StepChange
 from tests.strategies import examples, named_schedules
 

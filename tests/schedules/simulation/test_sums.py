@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate, verify
+from minipipe.core.schedules.action import REDUCE_GRAD, Action, U
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
-from minipipe.schedules.action import REDUCE_GRAD, Action, U
 from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.schedules.transforms import repeat

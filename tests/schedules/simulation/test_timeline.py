@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.render import draw_text
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import IdleCause, Span

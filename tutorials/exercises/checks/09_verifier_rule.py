@@ -3,8 +3,8 @@
 import random
 
 from minipipe import Schedule, schedules
+from minipipe.core.schedules.analysis.walk import walk
 from minipipe.coursework import expect_equal, expect_sequence, remote
-from minipipe.schedules.analysis.walk import walk
 
 
 @remote

@@ -39,7 +39,7 @@ MODULES = [
     "minipipe.execution",
     "minipipe.pipeline",
     "minipipe.tuning",
-    "minipipe.tensor",
+    "minipipe.core.tensor",
     "minipipe.autograd",
     "minipipe.errors",
     "minipipe.testing",

@@ -1,0 +1,3 @@
+"""Ranks and messages: one rank, threads of this process, or MPI."""
+
+__all__: list[str] = []

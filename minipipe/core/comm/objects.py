@@ -1,0 +1,164 @@
+"""Trees of objects as messages, without pickle: dicts, lists and tuples of arrays,
+numbers, strings and None.
+
+A message is one array of bytes: the length of a description in JSON, the description,
+and the memory of the arrays, each at a multiple of 64 bytes. Arrays that are read from
+a message are views of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minipipe.core.autograd import backend
+from minipipe.core.comm.process_group import ProcessGroup
+from minipipe.core.errors import MessageError
+
+_ALIGNMENT = 64  # in bytes
+_LENGTH = np.dtype("<u8")  # of the description, which it precedes
+# in a description, the key of an array's dtype and shape; no name contains a NUL
+_ARRAY = "\0array"
+
+
+def join(description: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a description and copies of arrays as one message, for :func:`split`."""
+    ends = [_LENGTH.itemsize + len(description)]
+    starts = []
+    for array in arrays:
+        starts.append(ends[-1] + -ends[-1] % _ALIGNMENT)
+        ends.append(starts[-1] + array.nbytes)
+    message = np.zeros(ends[-1], np.uint8)
+    message[: _LENGTH.itemsize].view(_LENGTH)[0] = len(description)
+    message[_LENGTH.itemsize : ends[0]] = np.frombuffer(description, np.uint8)
+    for array, start, end in zip(arrays, starts, ends[1:]):
+        message[start:end].view(array.dtype).reshape(array.shape)[...] = array
+    return message
+
+
+def split(
+    message: np.ndarray,
+) -> tuple[bytes, Callable[[str, Sequence[int]], np.ndarray]]:
+    """Return the description of a message, and a function that returns its next array,
+    given dtype and shape.
+    """
+    position = _LENGTH.itemsize + int(message[: _LENGTH.itemsize].view(_LENGTH)[0])
+    description = message[_LENGTH.itemsize : position].tobytes()
+
+    def take(name: str, shape: Sequence[int]) -> np.ndarray:
+        nonlocal position
+        dtype = np.dtype(name)
+        start = position + -position % _ALIGNMENT
+        position = start + dtype.itemsize * math.prod(shape)
+        return message[start:position].view(dtype).reshape(shape)
+
+    return description, take
+
+
+def pack(tree: Any) -> np.ndarray:
+    """Return a tree as one message: a copy, in which tuples are lists.
+
+    Examples
+    --------
+    >>> unpack(pack({"value": np.array([1.5, 2.5]), "kept": {"num_steps": 3}}))
+    {'value': array([1.5, 2.5]), 'kept': {'num_steps': 3}}
+    """
+    arrays: list[np.ndarray] = []
+    description = _described(tree, arrays)
+    text = json.dumps(description, default=lambda number: number.item())
+    return join(text.encode(), arrays)
+
+
+# Not inside pack and unpack: a function that calls itself is in a cycle with its
+# variables, and these are the arrays.
+def _described(item: Any, arrays: list[np.ndarray]) -> Any:
+    """Return a tree for JSON, and add its arrays to others."""
+    if backend.is_array(item):
+        arrays.append(backend.to_numpy(item))
+        return {_ARRAY: [backend.dtype_name(arrays[-1].dtype), arrays[-1].shape]}
+    if isinstance(item, Mapping):
+        return {name: _described(part, arrays) for name, part in item.items()}
+    if isinstance(item, list | tuple):
+        return [_described(part, arrays) for part in item]
+    return item
+
+
+def unpack(message: np.ndarray) -> Any:
+    """Return the tree of a message from :func:`pack`."""
+    description, take = split(message)
+    return _rebuilt(json.loads(description), take)
+
+
+def _rebuilt(item: Any, take: Callable[[str, Sequence[int]], np.ndarray]) -> Any:
+    if isinstance(item, list):
+        return [_rebuilt(part, take) for part in item]
+    if not isinstance(item, dict):
+        return item
+    if list(item) == [_ARRAY]:
+        return take(*item[_ARRAY])
+    return {name: _rebuilt(part, take) for name, part in item.items()}
+
+
+def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
+    """Return the root's value on every rank. Collective.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    root : int
+    value : tree
+        Read on the root.
+    call : str
+        The call that every rank must make, for errors.
+
+    Raises
+    ------
+    MessageError
+        Code ``disagreement``, if the root is in another collective call.
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> spawn(
+    ...     lambda group: broadcast(group, 0, {"rank": group.rank}, "an example"),
+    ...     num_ranks=2,
+    ... )
+    [{'rank': 0}, {'rank': 0}]
+    """
+    sent = pack({"call": call, "value": value}) if group.rank == root else None
+    message = group.broadcast(sent, root, what=_part_of(call))
+    return _value_of(group, message, root, call)
+
+
+def gather(group: ProcessGroup, value: Any, call: str) -> list[Any]:
+    """Return the values of all ranks, by rank, on every rank. Collective; as
+    :func:`broadcast`.
+    """
+    own = pack({"call": call, "value": value})
+    messages = enumerate(group.all_gather(own, what=_part_of(call)))
+    return [_value_of(group, message, rank, call) for rank, message in messages]
+
+
+def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) -> Any:
+    try:
+        found = unpack(message) if message.dtype == np.uint8 else {}
+    except (ValueError, IndexError):  # another call's message
+        found = {}
+    other = "another collective call"
+    if isinstance(found, dict) and "call" in found:
+        other = found["call"]
+    if other != call:
+        raise MessageError(
+            "disagreement",
+            f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in "
+            f"{other}. Every rank must make the same calls in the same order.",
+        )
+    return found["value"]
+
+
+def _part_of(call: str) -> str:
+    return f"its part of {call}, which every rank must call,"

@@ -1,0 +1,422 @@
+"""Operations on each element. Each is defined together with its gradients, one function
+for each input.
+
+============  =======================  ===================================================
+operation     result                   gradients, for the gradient g of the result
+============  =======================  ===================================================
+add           a + b                    g; g
+subtract      a - b                    g; -g
+multiply      a * b                    g * b; g * a
+divide        a / b                    g / b; -g * (a / b) / b
+power         a ** b                   g * b * a**(b - 1); g * a**b * log(a)
+negative      -a                       -g
+exp           e ** a                   g * exp(a)
+log           natural logarithm of a   g / a
+sqrt          square root of a         g / (2 * sqrt(a))
+============  =======================  ===================================================
+
+Operands are tensors, arrays or numbers. Two of them are broadcast: counted from the
+last axis, lengths are equal or one of them is 1, and the gradient is summed over the
+axes that were stretched. Shapes or dtypes that do not fit raise a TensorError with code
+``shape`` or ``dtype``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import Array, Arrays, array_module
+from minipipe.core.autograd.modes import Key, next_key
+from minipipe.core.errors import TensorError, shape_error
+from minipipe.core.familiar import with_hints
+from minipipe.core.functional.operands import as_real, one_real, operands
+from minipipe.core.specs import Spec
+from minipipe.core.tensor import Operand, Tensor, op
+
+_PROBABILITY = Spec(float, minimum=0, below=1, error=TensorError, code="out-of-range")
+
+
+def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Return both operands as tensors of one dtype, whose shapes fit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        x = a.data
+        y = b.data
+        if x.dtype is y.dtype and x.shape == y.shape:
+            return a, b
+    left, right = operands(a, b)
+    check_broadcast(name, left, right)
+    return left, right
+
+
+def check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
+    """Refuse operands whose shapes cannot be broadcast.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    """
+    for left, right in zip(reversed(a.shape), reversed(b.shape)):
+        if left != right and left != 1 and right != 1:
+            expected = "equal lengths or 1, counted from the last axis"
+            raise shape_error(name, expected, left=a.shape, right=b.shape)
+
+
+@op(takes=partial(_broadcast, "add"), is_broadcast=True)
+def add(a: Array, b: Array) -> Array:
+    """Return a + b, broadcast.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.add(Tensor([[1.0], [2.0]]), Tensor([10.0, 20.0]))
+    Tensor([[11., 21.],
+            [12., 22.]])
+    """
+    return a + b
+
+
+add.gradients(a=lambda g: g, b=lambda g: g)
+
+
+@op(takes=partial(_broadcast, "subtract"), is_broadcast=True)
+def subtract(a: Array, b: Array) -> Array:
+    """Return a - b, broadcast.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.subtract(10, Tensor([1.0, 2.0]))
+    Tensor([9., 8.])
+    """
+    return a - b
+
+
+subtract.gradients(a=lambda g: g, b=lambda g: -g)
+
+
+@op(takes=partial(_broadcast, "multiply"), is_broadcast=True)
+def multiply(a: Array, b: Array) -> Array:
+    """Return a * b, broadcast.
+
+    Examples
+    --------
+    The gradient of each factor is the other one.
+
+    >>> from minipipe import Tensor, functional
+    >>> a, b = Tensor(3.0, requires_grad=True), Tensor(4.0, requires_grad=True)
+    >>> functional.multiply(a, b).backward()
+    >>> float(a.grad), float(b.grad)
+    (4.0, 3.0)
+    """
+    return a * b
+
+
+multiply.gradients(a=lambda g, b: g * b, b=lambda g, a: g * a)
+
+
+def _real_broadcast(a: Operand, b: Operand) -> Sequence[Tensor]:
+    """Return both operands as tensors of one real dtype, whose shapes fit."""
+    return [*map(as_real, _broadcast("divide", a, b))]
+
+
+@op(takes=_real_broadcast, is_broadcast=True)
+def divide(a: Array, b: Array) -> Array:
+    """Return a / b, broadcast.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.divide(Tensor([3.0, 6.0]), 2)
+    Tensor([1.5, 3. ])
+    """
+    return a / b
+
+
+divide.gradients(
+    a=lambda g, b: g / b,
+    # b * b may be 0 or inf although the quotient is not
+    b=lambda g, b, result: -g * (result / b),
+)
+
+
+def power(a: Operand, b: Operand) -> Tensor:
+    """Return a ** b, broadcast. Squares are computed as products, three times as fast.
+
+    The gradient of a base is 0 if the exponent is 0. The gradient of an exponent of at
+    least 0 is 0 if the base is 0.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.power(Tensor([2.0, 3.0]), 3)
+    Tensor([ 8., 27.])
+    """
+    if isinstance(b, int | float) and b == 2:
+        return _square(a)
+    return _power(a, b)
+
+
+@op()
+def _square(a: Array) -> Array:
+    return a * a
+
+
+_square.gradients(a=lambda g, a: g * (2 * a))
+
+
+@op(takes=partial(_broadcast, "power"), is_broadcast=True)
+def _power(a: Array, b: Array) -> Array:
+    return a**b
+
+
+def _power_base(g: Array, a: Array, b: Array) -> Array:
+    """Return the gradient of a. At b = 0 the result is 1 for all a, but a ** (b - 1)
+    may be infinite.
+    """
+    is_constant = b == 0
+    slope = a ** array_module(a).where(is_constant, b, b - 1)
+    return backend.masked(g, ~is_constant) * b * slope
+
+
+def _power_exponent(g: Array, a: Array, b: Array, result: Array) -> Array:
+    """Return the gradient of b. At a = 0 the result is 0 for all b above 0, but log(a)
+    is infinite.
+    """
+    xp = array_module(a)
+    is_constant = (a == 0) & (b >= 0)
+    logarithm = xp.log(xp.where(is_constant, 1, a))
+    return backend.masked(g, ~is_constant) * result * logarithm
+
+
+_power.gradients(a=_power_base, b=_power_exponent)
+
+
+@op()
+def negative(a: Array) -> Array:
+    """Return -a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.negative(Tensor([1.0, -2.0]))
+    Tensor([-1.,  2.])
+    """
+    return -a
+
+
+negative.gradients(a=lambda g: -g)
+
+
+@op(takes=one_real)
+def exp(a: Array) -> Array:
+    """Return e to the power of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.exp(Tensor([0.0, 1.0])).numpy().round(4)
+    array([1.    , 2.7183], dtype=float32)
+    """
+    return array_module(a).exp(a)
+
+
+exp.gradients(a=lambda g, result: g * result)
+
+
+@op(takes=one_real)
+def log(a: Array) -> Array:
+    """Return the natural logarithm of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([1.0, 4.0], requires_grad=True)
+    >>> functional.log(x).sum().backward()
+    >>> x.grad
+    array([1.  , 0.25], dtype=float32)
+    """
+    return array_module(a).log(a)
+
+
+log.gradients(a=lambda g, a: g / a)
+
+
+@op(takes=one_real, in_float32=True)
+def sqrt(a: Array) -> Array:
+    """Return the square root of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.sqrt(Tensor([4.0, 9.0]))
+    Tensor([2., 3.])
+    """
+    return array_module(a).sqrt(a)
+
+
+sqrt.gradients(a=lambda g, result: g * 0.5 / result)
+
+
+@op(takes=one_real)
+def tanh(a: Array) -> Array:
+    """Return the hyperbolic tangent of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.tanh(Tensor([0.0, 100.0]))
+    Tensor([0., 1.])
+    """
+    return array_module(a).tanh(a)
+
+
+tanh.gradients(a=lambda g, result: g * (1 - result * result))
+
+
+@op(takes=one_real)
+def sigmoid(a: Array) -> Array:
+    """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small
+    results are exact.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
+    Tensor([0. , 0.5])
+    """
+    return _sigmoid(a)
+
+
+sigmoid.gradients(a=lambda g, result: g * (result * (1 - result)))
+
+
+def _sigmoid(x: Array) -> Array:
+    xp = array_module(x)
+    if backend.is_half(x.dtype):
+        return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
+    zero, one = backend.scalars(x, 0, 1)
+    small = xp.exp(-xp.abs(x))
+    # np.where takes five times as long
+    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))
+    return one_or_small / (one + small)
+
+
+@op()
+def relu(a: Array) -> Array:
+    """Return max(a, 0), element by element. The gradient at 0 is 0.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([-2.0, 0.0, 3.0], requires_grad=True)
+    >>> functional.relu(x).sum().backward()
+    >>> x.grad
+    array([0., 0., 1.], dtype=float32)
+    """
+    return backend.positive_part(a)
+
+
+# if the result is above 0, or NaN
+relu.gradients(a=lambda g, result: backend.masked_like(g, result))
+
+
+@op(takes=one_real, saves="gate")
+def silu(a: Array) -> Arrays:
+    """Return a times the sigmoid of a, also called swish.
+
+    References
+    ----------
+    Elfwing, Uchibe, Doya 2018, "Sigmoid-weighted linear units", equation 1.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.silu(Tensor([0.0, 100.0]))
+    Tensor([  0., 100.])
+    """
+    gate = _sigmoid(a)
+    return a * gate, gate
+
+
+silu.gradients(a=lambda g, result, gate: g * (gate + result * (1 - gate)))
+
+
+@with_hints
+def dropout(a: Operand, probability: float) -> Tensor:
+    """Return a with each element set to 0 with a probability, and the others scaled up
+    so that the mean stays.
+
+    The mask depends on (seed, layer, step, microbatch) alone; see
+    :func:`minipipe.random_key`.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    probability : float
+        At least 0, less than 1.
+
+    Raises
+    ------
+    TensorError
+        Codes ``out-of-range`` and ``missing``.
+
+    References
+    ----------
+    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
+    overfitting".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional, random_key
+    >>> with random_key(seed=0, step=3):
+    ...     y = functional.dropout(Tensor(np.ones(100)), 0.5)
+    >>> sorted(set(y.numpy().tolist()))
+    [0.0, 2.0]
+    """
+    a = as_real(a)
+    check_probability("dropout", probability)
+    if not probability:
+        return a
+    return _dropout(a, probability=probability, key=next_key())
+
+
+def check_probability(name: str, probability: float) -> None:
+    """Refuse a probability with which nothing, or everything, could not be dropped.
+
+    Raises
+    ------
+    TensorError
+        Code ``out-of-range``.
+    """
+    _PROBABILITY.check(f"{name}: the probability", probability)
+
+
+@op(saves="keep", in_float32=True)
+def _dropout(a: Array, *, probability: float, key: Key) -> Arrays:
+    return dropped(a, probability, key)
+
+
+def dropped(
+    array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)
+) -> Arrays:
+    """Return an array after dropout, and which elements are kept.
+
+    With ``part`` (i, count) the array is part i of all heads, the last axis but two,
+    for which the mask is drawn.
+    """
+    keep = backend.uniform(array, key, part) >= probability
+    return _kept(array, keep, probability), keep
+
+
+def _kept(g: Array, keep: Array, probability: float) -> Array:
+    """Return an array, or a gradient, of which only some elements are kept, and scaled
+    up.
+    """
+    return backend.masked(g, keep) * (1 / (1 - probability))
+
+
+_dropout.gradients(a=_kept)

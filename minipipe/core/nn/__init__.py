@@ -1,0 +1,3 @@
+"""Parameters, modules, and the layers and losses of the core."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Schedules as data: actions, tables, their text, and four builders. No NumPy."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Facts about a table: dependencies, legality, rounds, messages. No NumPy."""
+
+__all__: list[str] = []

@@ -1,0 +1,104 @@
+"""The cells of a schedule's text: stage, kind and microbatch of an action, such as
+``2F0``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from minipipe.core.errors import Code, ScheduleError
+from minipipe.core.values import KINDS as KINDS
+
+# Nine digits are enough. For several thousand digits, int() raises an error of its own.
+_CELL = re.compile(r"(\d{1,9})([A-Z_]+)(\d{1,9})", re.ASCII)
+_WITHOUT_STAGE = re.compile(r"([A-Z_]+)\d{1,9}(\.\d{1,9})?", re.ASCII)
+_WORD = re.compile(r"[A-Z_]{2,}", re.ASCII)
+
+
+def is_kind(name: object) -> bool:
+    """Whether there is a kind of that name: one of the core, of a pass, or of the
+    program.
+
+    Examples
+    --------
+    >>> is_kind("F"), is_kind("LOSS"), is_kind("G")
+    (True, True, False)
+    """
+    if name in KINDS:
+        return True
+    # on demand: it declares them, and most tables have none
+    from minipipe.passes.kinds import ADDED
+
+    return name in ADDED
+
+
+def is_of_rank(cell: str) -> bool:
+    """Whether a cell is an instruction of the rank of its row, which is a word.
+
+    Examples
+    --------
+    >>> [is_of_rank(cell) for cell in ("LOSS", "1LOSS0", "F0", "LOST")]
+    [True, False, False, False]
+    """
+    return _WORD.fullmatch(cell) is not None and is_kind(cell) and KINDS[cell].of_rank
+
+
+def split_cell(cell: str) -> tuple[int, str, int]:
+    """Return the stage, the kind and the microbatch of a cell.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``syntax``.
+
+    Examples
+    --------
+    >>> split_cell("2F0")
+    (2, 'F', 0)
+    """
+    match = _CELL.fullmatch(cell)
+    if match is None or not is_kind(match[2]):
+        from minipipe.hints import not_an_action  # on demand: most cells are actions
+
+        message = f"{not_an_action(cell, is_cell, may_omit_stage)} {expected_cell()}"
+        raise ScheduleError.of(Code.SYNTAX, message)
+    return int(match[1]), match[2], int(match[3])
+
+
+def is_cell(cell: str) -> bool:
+    """Whether a text is an action.
+
+    Examples
+    --------
+    >>> [is_cell(cell) for cell in ("0F0", "F0", "0G0")]
+    [True, False, False]
+    """
+    match = _CELL.fullmatch(cell)
+    return match is not None and is_kind(match[2])
+
+
+def may_omit_stage(cell: str) -> bool:
+    """Whether a cell without a stage is an action if its rank has one stage: papers
+    write no messages so.
+
+    Examples
+    --------
+    >>> [
+    ...     may_omit_stage(cell)
+    ...     for cell in ("F3", "F3.1", "REDUCE_GRAD3", "SEND_F3", "G3", "0F3")
+    ... ]
+    [True, True, True, False, False, False]
+    """
+    match = _WITHOUT_STAGE.fullmatch(cell)
+    return match is not None and is_kind(match[1]) and not KINDS[match[1]].message
+
+
+def expected_cell() -> str:
+    """Return the form of a cell, as the end of an error. Passes add further kinds,
+    which people seldom write.
+    """
+    from minipipe.passes.kinds import ADDED  # on demand, as above
+
+    own = (name for name, kind in KINDS.items() if not kind.of_rank)
+    kinds = ", ".join(name for name in own if name not in ADDED)
+    return f"Expected stage, kind and microbatch, such as 2F0; kinds: {kinds}."

@@ -1,0 +1,101 @@
+"""Zero-bubble schedules: the backward is split, so that I passes the gradient on early
+and W fills idle time.
+
+The papers write B for our I.
+"""
+
+from __future__ import annotations
+
+from minipipe.core.schedules.action import I
+from minipipe.core.schedules.action_table import Schedule
+from minipipe.core.schedules.interleaved import warmed_up
+from minipipe.core.schedules.placement import check_sizes
+from minipipe.core.schedules.straight import straight
+
+
+def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
+    """Return ZB-H1: 1F1B's memory and a third of its bubble.
+
+    ::
+
+        rank 0: F0 F1    I0 W0 F2 I1 W1 I2 W2
+        rank 1:    F0 I0 F1 I1 W0 F2 I2 W1 W2
+
+    For tW <= tF the makespan is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)); at
+    unit costs it is 3m + p - 1. At its peak, rank r holds the activations of p - r
+    microbatches and, for r more, the part that W needs.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1.
+    chunks_per_rank : int
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank``
+        on, and runs them as one.
+
+    Returns
+    -------
+    Schedule
+
+    References
+    ----------
+    Qi et al. 2023, "Zero bubble pipeline parallelism", figure 3 (top).
+
+    Examples
+    --------
+    1F1B takes 33 units.
+
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.zb_h1(4, 8))
+    >>> timeline.makespan, timeline.peak_activations
+    (27.0, (4, 4, 4, 4))
+    """
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
+    rows = warmed_up(I, num_ranks, [range(num_microbatches)])
+    return straight("zb-h1", rows, num_microbatches, chunks_per_rank)
+
+
+def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
+    """Return ZB-H2: no bubble within a rank's own span, at twice the memory of 1F1B.
+
+    ::
+
+        rank 0: F0 F1 F2 I0 W0 I1 W1 I2 W2
+        rank 1:    F0 I0 F1 I1 F2 I2 W0 W1 W2
+
+    For tW <= tF and 2 tW <= tF + tI the makespan is m(tF + tI + tW) + (p - 1) max(tF,
+    tF + tI - 2tW). At unit costs that is ZB-H1's, but no rank is idle between its first
+    and its last action, so the next training step could follow without a gap. At its
+    peak, rank r holds the activations of 2(p - r) - 1 microbatches and, for 2r more,
+    the part that W needs.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1.
+    chunks_per_rank : int
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank``
+        on, and runs them as one.
+
+    Returns
+    -------
+    Schedule
+
+    References
+    ----------
+    Qi et al. 2023, "Zero bubble pipeline parallelism", figure 3 (bottom).
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.zb_h2(4, 8))
+    >>> (
+    ...     timeline.makespan,
+    ...     [timeline.idle_within_span(rank) for rank in range(4)],
+    ...     timeline.peak_activations,
+    ... )
+    (27.0, [0.0, 0.0, 0.0, 0.0], (7, 7, 7, 7))
+    """
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
+    rows = warmed_up(I, num_ranks, [range(num_microbatches)], slope=2)
+    return straight("zb-h2", rows, num_microbatches, chunks_per_rank)
