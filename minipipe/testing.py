@@ -13,9 +13,9 @@ import numpy as np
 
 from minipipe.autograd.watch import watch_everything
 from minipipe.comm import spawn
-from minipipe.comm.job.host import limit_blas_threads
 from minipipe.core.autograd.backend import module_for, to_numpy
 from minipipe.core.autograd.modes import random_key
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.core.schedules.action_table import Schedule
 from minipipe.core.tensor import Tensor
 from minipipe.execution.objective import Loss, added, shares

@@ -50,8 +50,8 @@ AREAS = ("documents", "lessons", "package")
 LIMITS = {
     "statement begins with What/Who": (0, 1, 0),
     "that of / those of": (6, 4, 12),
-    "where for if/when": (3, 5, 8),
-    "Of/By without a verb": (0, 2, 5),
+    "where for if/when": (3, 5, 7),
+    "Of/By without a verb": (0, 1, 5),
     "trailing too": (0, 0, 0),
     "is there": (0, 0, 0),
 }

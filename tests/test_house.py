@@ -25,10 +25,10 @@ FLOORS = [
         io hints
         _lazy core
         simulation
-        core.schedules core.autograd comm.job
+        core.schedules core.autograd
         core.framing
         core.schedules.analysis core.tensor core.comm schedules autograd
-        core.pytree core.joints schedules.analysis passes comm
+        core.pytree core.joints schedules.analysis passes comm comm.job
         schedules.simulation core.functional parallel
         core.nn functional search data
         core.execution core.sgd nn
@@ -58,8 +58,8 @@ WITH_NUMPY = {  # rooms of the half that trains
     *("core.autograd", "core.comm", "core.functional", "core.nn", "core.execution"),
 }
 ONLY_HERE = {
-    "mpi4py": {"comm.job.mpi_job", "cli.info"},
-    "threadpoolctl": {"comm.job.host", "cli.info"},
+    "mpi4py": {"core.comm.mpi_process", "cli.info"},
+    "threadpoolctl": {"core.comm.host", "cli.info"},
     "cupy": {"core.autograd.backend"},
     "cupyx": {"core.autograd.backend"},
     "ortools": {"search.exact"},
@@ -75,6 +75,7 @@ DOORS = {
     ("core.schedules.written", "render.notebook"),
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
+    ("core.comm.watch", "comm.job.watching"),
     ("core.schedules.cells", "passes.kinds"),
     ("core.comm.mpi", "comm.persistent"),
     ("core.comm.process_group", "comm.channel"),

@@ -436,8 +436,8 @@ NAMES = [
 def bubble_and_memory(name, num_ranks, num_microbatches):
     """Return the bubble in per cent, and the number of microbatches held by the fullest rank."""
     schedule = schedules.build(name, num_ranks, num_microbatches)
-    share = num_ranks / schedule.num_stages
-    timeline = simulate(schedule, Costs(share, share, share, activation=share))
+    part = num_ranks / schedule.num_stages
+    timeline = simulate(schedule, Costs(part, part, part, activation=part))
     return 100 * timeline.bubble_fraction, max(timeline.peak_memory)
 
 
@@ -531,8 +531,8 @@ assert best == ["zb-v", "v-half", "v-min"]
 # %%
 for name in ("zb-h1", "zb-v", "v-half", "v-min"):
     schedule = schedules.build(name, num_ranks=8, num_microbatches=24)
-    share = 8 / schedule.num_stages
-    slow = simulate(schedule, Costs(share, share, share, latency=0.5))
+    part = 8 / schedule.num_stages
+    slow = simulate(schedule, Costs(part, part, part, latency=0.5))
     bubble, without = 100 * slow.bubble_fraction, points[name][0]
     print(
         f"{name:7} {len(slow.messages)} messages, bubble {bubble:.1f} %, without "
@@ -644,7 +644,7 @@ for schedule in (zb_v, v_half, v_min):
 #    reward.)
 # 2. Which of the eight schedules has the smallest bubble if no rank may hold more than
 #    4 microbatches, with 8 ranks? What is its bubble if W takes half as long as I
-#    (`Costs(share, share, share / 2)`)?
+#    (`Costs(part, part, part / 2)`)?
 # 3. Call `lives` on `schedules.interleaved_1f1b(4, 24)`, whose chunks are placed around
 #    the ranks. What do the lifetimes of a rank's two stages add up to?
 # 4. The coursework task for this lesson is `12_memory_peak`: find out how much a

@@ -312,20 +312,10 @@ LINKS = {  # latency in seconds, bandwidth in bytes per second
 def over(link, schedule, message_size=SIZE, hosts=None):
     """Return the timeline of a schedule on four ranks connected by this link."""
     latency, bandwidth = LINKS[link]
-    share = 0.020 * 4 / schedule.num_stages
-    return simulate(
-        schedule,
-        Costs(
-            share,
-            share,
-            share,
-            latency,
-            bandwidth,
-            message_size=message_size,
-            unit="s",
-            hosts=hosts,
-        ),
-    )
+    seconds = 0.020 * 4 / schedule.num_stages  # of F, of I and of W
+    times = (seconds, seconds, seconds, latency, bandwidth)
+    costs = Costs(*times, message_size=message_size, unit="s", hosts=hosts)
+    return simulate(schedule, costs)
 
 
 NAMES = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-v")

@@ -529,8 +529,8 @@ assert complaint_about(make_model(penalty), token_loss) == ""
 # assert complaint_about(make_model(), PerToken()) == ""
 # ```
 #
-# 3. By its tokens divided by the tokens of all copies. So they first add up their
-#    numbers of tokens, in an all-reduce of one number.
+# 3. Each copy multiplies by its tokens, divided by the tokens of all copies. So they
+#    first add up their numbers of tokens, in an all-reduce of one number.
 #
 # ```python
 # def one_copy(group):

@@ -255,7 +255,7 @@ for replicas in (2, 3, 4, 8):
         f"{replicas} replicas: {other_bits[replicas]:.0%} of the numbers differ "
         "from a sum in rank order"
     )
-assert [round(100 * share) for share in other_bits.values()] == [0, 22, 32, 52]
+assert [round(100 * part) for part in other_bits.values()] == [0, 22, 32, 52]
 
 # %% [markdown]
 # None of these sums is wrong. But a pipeline that promises the bits of one process has

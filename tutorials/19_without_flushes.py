@@ -280,8 +280,8 @@ assert copies == [(3, 2, 1, 0), (3, 3, 3, 3)]
 # %% [markdown]
 # Now each gradient belongs to one network, p - 1 updates old on every stage, in the
 # same time. But the last stage is now as stale as the first. Memory is not smaller:
-# instead of versions of the weights, a stage holds a sum of gradients for each update
-# that waits.
+# instead of versions of the weights, a stage holds the accumulated gradients of each
+# update that waits.
 #
 # ## 2BW: two versions
 #

@@ -214,18 +214,18 @@ assert dual.stages_of(0) == half.stages_of(0)
 # lets it take as long as both actions together, `overlap=1` as long as the longer one.
 
 # %%
-joined = schedules.dualpipe(8, 20, joined=True)
-verify(joined)
+overlapped = schedules.dualpipe(8, 20, joined=True)
+verify(overlapped)
 by_overlap = {
-    overlap: simulate(joined, Costs(overlap=overlap)).makespan
+    overlap: simulate(overlapped, Costs(overlap=overlap)).makespan
     for overlap in (0, 0.5, 1)
 }
 for overlap, makespan in by_overlap.items():
     print(
-        f"{len(joined.overlaps)} pairs that hide {overlap:4.0%} of their shorter "
+        f"{len(overlapped.overlaps)} pairs that hide {overlap:4.0%} of their shorter "
         f"action: {makespan:g} units"
     )
-assert by_overlap == {0: 66, 0.5: 59, 1: 52} and len(joined.overlaps) == 82
+assert by_overlap == {0: 66, 0.5: 59, 1: 52} and len(overlapped.overlaps) == 82
 # DeepSeek's formula: (p/2 - 1)(F&B + B - 3W)
 assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)
 
@@ -344,7 +344,7 @@ assert (
 #    times the overlap, which is 63 for 3/14.
 #
 # ```python
-# assert round(simulate(joined, Costs(overlap=3 / 14)).makespan, 9) == 63
+# assert round(simulate(overlapped, Costs(overlap=3 / 14)).makespan, 9) == 63
 # ```
 #
 # 4. In the cool-down, on ranks 1 to 3. There a rank waits for gradients of later

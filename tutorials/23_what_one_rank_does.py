@@ -82,19 +82,17 @@ assert all(length < 150 for both in lengths.values() for length in both)
 
 # %%
 def part(source, begin, end):
-    """Return the lines from one that begins with some words to another one."""
+    """Return the lines from the one that begins with `begin` up to the one that begins with `end`."""
     return source[source.index(f"\n{begin}") : source.index(f"\n{end}")].strip()
 
 
 last = programs["1f1b"][1].source
 print(part(last, "w = ", "def add_gradient"))
 arrays = programs["1f1b"][1].arrays
-own = sorted(name for name in arrays if name.startswith("w/"))
-print("parameters of rank 1:", own)
-assert (
-    own == ["w/2.bias", "w/2.weight", "w/4.bias", "w/4.weight"]
-    and "velocity = " in last
-)
+names = sorted(name for name in arrays if name.startswith("w/"))
+print("parameters of rank 1:", names)
+assert names == ["w/2.bias", "w/2.weight", "w/4.bias", "w/4.weight"]
+assert "velocity = " in last
 
 # %% [markdown]
 # ## Forward and backward

@@ -37,16 +37,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
-        given = "Expected a training program after the options, as in"
-        raise LaunchError("not-found", f"{given}: minipipe advise --ranks 4 train.py.")
+        problem = "Expected a training program after the options, as in"
+        example = "minipipe advise --ranks 4 train.py"
+        raise LaunchError("not-found", f"{problem}: {example}.")
     from minipipe.cli.advise_program import program_report
     from minipipe.cli.programs import check_program
-    from minipipe.cli.ranks import check_room, warn_if_busy
+    from minipipe.cli.ranks import check_memory, warn_if_busy
     from minipipe.tuning.weighing import memory_size
 
-    check_room(options.ranks)
+    check_memory(options.ranks)
     COUNT._replace(maximum=options.ranks).check("--replicas", options.replicas or 1)
-    limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
+    limit = inf
+    if options.memory_limit is not None:
+        limit = memory_size(options.memory_limit)
     check_program(options.program)
     warn_if_busy()
     limits = {

@@ -65,7 +65,7 @@ class _Watcher:
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
         self._leave = leave
         self._limits = limits
-        self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
+        self._arguments: dict[int, tuple[Sequential, dict[str, Any]]] = {}
 
     def begin(
         self, pipeline: Pipeline, model: Any, options: dict[str, Any]
@@ -73,17 +73,18 @@ class _Watcher:
         """Return the model and the options of a pipeline, without those that advice
         chooses.
         """
-        model = model.model if isinstance(model, Plan | Stages) else model
-        self._given[id(pipeline)] = model, options
+        if isinstance(model, Plan | Stages):
+            model = model.model
+        self._arguments[id(pipeline)] = model, options
         kept = options.keys() - _CHOSEN
         return model, {name: options[name] for name in options if name in kept}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> NoReturn:
-        model, options = self._given[id(pipeline)]
-        own = {name: options[name] for name in PLANNED if name in options}
+        model, options = self._arguments[id(pipeline)]
+        plan = {name: options[name] for name in PLANNED if name in options}
         asked = {"recompute": options["recompute"] or None, **self._limits}
-        if own.get("schedule") != "auto" and str(own.get("partition")) != "measured":
-            asked["own"] = own
+        if plan.get("schedule") != "auto" and str(plan.get("partition")) != "measured":
+            asked["own"] = plan
         kept = options.keys() - {*_CHOSEN, "recompute"}
         rest = {name: options[name] for name in options if name in kept}
         optimiser = _optimiser_of(pipeline)
@@ -95,15 +96,18 @@ def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
     """Return a function that makes optimisers like the one over a pipeline's
     parameters.
     """
-    own = set(map(id, pipeline.parameters()))
+    parameters = set(map(id, pipeline.parameters()))
     # The garbage collector lists every living optimiser, so that the program need not
     # pass its own.
     alive = [each for each in gc.get_objects() if issubclass(type(each), Optimiser)]
     alive = [each for each in alive if hasattr(each, "groups")]
     if not alive:
         return None
-    found = max(alive, key=lambda each: len(own & set(map(id, each.parameters))))
-    settings = dict(found.settings)
+
+    def num_common(optimiser: Optimiser) -> int:
+        return len(parameters & set(map(id, optimiser.parameters)))
+
+    settings = dict(max(alive, key=num_common).settings)
     kind = settings.pop("class")
     return lambda parameters: kind(parameters, **settings)
 
@@ -199,35 +203,29 @@ def program_report(
     MinipipeError
         As for :func:`minipipe.advise` and :func:`question_about`.
     """
-    checked_seconds(seconds, RACE_SECONDS)
+    benchmark = checked_seconds(seconds, RACE_SECONDS)
     launcher = launcher_of_ranks()
     ranks = counted(num_ranks, "rank")
     begin = f"running {program} until its first step"
     work = f"{begin}, then measuring choices in turns on {ranks}"
-    with Progress(work, _expected_seconds(seconds)) as progress:
+    with Progress(work, advising.SECONDS + benchmark + _STARTING) as progress:
         progress.tell(f"running {program} in this process")
         question = question_about(program, arguments, **limits)
         check_num_layers(question, num_ranks)
         if launcher is None:
 
             def advise(group: ProcessGroup) -> Advice | None:
-                how = ("thread ranks", seconds, silent if group.rank else progress.tell)
+                tell = silent if group.rank else progress.tell
+                how = ("thread ranks", seconds, tell)
                 return advice_on_ranks(question, group, Pipeline, *how)
 
             return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
-        progress.tell(f"starting {program} on {counted(num_ranks, 'rank')}")
+        progress.tell(f"starting {program} on {ranks}")
         asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
         failed = f"{program} failed before its first step"
         module = [__name__, program, *arguments]
-        found = answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
-        return AdviceReport(**found)
-
-
-def _expected_seconds(race: float | None) -> float:
-    """Return the time of advice: measurements, benchmark, and some seconds for imports
-    and a last turn.
-    """
-    return advising.SECONDS + (RACE_SECONDS if race is None else race) + _STARTING
+        report = answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
+        return AdviceReport(**report)
 
 
 def main() -> None:

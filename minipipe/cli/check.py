@@ -81,14 +81,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
         remark = "; forward only, so it does not train"
     elif not schedule.is_reproducible:
         remark = "; it accumulates gradients in another order than one process"
-    found = _ages(schedule) if U in schedule.kinds else {}
-    if found:
-        by_ranks = by_rank(found["versions"])
-        change = f"drift {found['drift']}"
+    data = {ANSWER: True, **figures(schedule, timeline)}
+    if U in schedule.kinds:
+        ages = _ages(schedule)
+        data |= ages
+        by_ranks = by_rank(ages["versions"])
+        change = f"drift {ages['drift']}"
         versions = f"versions of weights by rank {by_ranks} (without copies: {change})"
-        remark += f"; {versions}; staleness {found['staleness']}"
+        remark += f"; {versions}; staleness {ages['staleness']}"
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
-    return answer(options, {ANSWER: True, **figures(schedule, timeline), **found}, text)
+    return answer(options, data, text)
 
 
 def _ages(schedule: ActionTable) -> dict[str, Any]:
@@ -164,14 +166,14 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
     workload = certificate.workload
     objective = certificate.objective
     try:
-        found = solve(workload, objective, seconds, certificate.schedule)
+        proof = solve(workload, objective, seconds, certificate.schedule)
     except ArgumentError:
-        found = solve_by_branch_and_bound(workload, objective, seconds)
-    if found.value < certificate.bound * (1 - ROUNDING):
+        proof = solve_by_branch_and_bound(workload, objective, seconds)
+    if proof.value < certificate.bound * (1 - ROUNDING):
         claim = f"no schedule is below {certificate.bound:.12g}"
-        message = f"The certificate says that {claim}; {found.found_by} found"
-        raise ScheduleError.of(Code.MISMATCH, f"{message} one with {found.value:.12g}.")
-    return found
+        message = f"The certificate says that {claim}; {proof.found_by} found"
+        raise ScheduleError.of(Code.MISMATCH, f"{message} one with {proof.value:.12g}.")
+    return proof
 
 
 def _about_the_bound(
@@ -181,17 +183,17 @@ def _about_the_bound(
     proved = proved.rstrip()
     if is_proved:
         return proved
-    again = "; --prove SECONDS searches for a proof" if reason else ""
-    said = f"claimed by {quoted(claim.bound_by)}, not proved here"
-    return f"{proved}\nbound {claim.bound:.12g}: {said}{again}"
+    claimed = f"claimed by {quoted(claim.bound_by)}, not proved here"
+    if reason:
+        claimed += "; --prove SECONDS searches for a proof"
+    return f"{proved}\nbound {claim.bound:.12g}: {claimed}"
 
 
 def _about_the_schedule(facts: Certificate) -> str:
+    gap = "which is optimal"
     if facts.gap:
         gap = f"at most {100 * facts.gap:.2g} % above the best possible"
-    else:
-        gap = "which is optimal"
-    made = facts.schedule
-    sizes = describe_sizes(made.num_ranks, made.num_stages, made.num_microbatches)
-    named = f"legal and within memory: {sizes}, called {quoted(made.name)}"
+    table = facts.schedule
+    sizes = describe_sizes(table.num_ranks, table.num_stages, table.num_microbatches)
+    named = f"legal and within memory: {sizes}, called {quoted(table.name)}"
     return f"{named}; {facts.objective} {facts.value:.12g}, {gap}"

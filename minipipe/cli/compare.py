@@ -26,8 +26,9 @@ from minipipe.cli.ranks import (
 )
 from minipipe.cli.streams import put
 from minipipe.comm import ProcessGroup, init_process_group, spawn
-from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
-from minipipe.comm.job.host import num_ranks as ranks_of_launcher
+from minipipe.comm.job.host import launcher_of_ranks, memory_of_this_host
+from minipipe.core.comm.host import cores
+from minipipe.core.comm.host import num_ranks as ranks_of_launcher
 from minipipe.core.specs import COUNT, divisor
 from minipipe.errors import counted, misuse, quoted
 from minipipe.pipeline import Pipeline
@@ -130,20 +131,20 @@ def _checked_seconds(
     memory, or takes days.
     """
     model = f"--layers {task.layers}, --width {task.width}"
-    own = f"{model}, --batch {task.batch}, --length {task.length}"
+    sizes = f"{model}, --batch {task.batch}, --length {task.length}"
     needed = least_bytes(task, grids, num_ranks)
     here = memory_of_this_host()
     if needed > here:
         need = format_memory(needed, "bytes")
         held = f"the meshes of {counted(num_ranks, 'rank')} need at least {need}"
         memory = format_memory(here, "bytes")
-        reason = f"With {own}, {held}, and this machine has {memory}"
+        reason = f"With {sizes}, {held}, and this machine has {memory}"
         raise misuse(f"{reason}; choose a smaller model, batch or --ranks.")
     seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
     if seconds > _MOST_SECONDS:
         time = duration(seconds)
-        given = f"With {own} and --rounds {rounds}, the comparison takes about {time}"
-        reason = f"{given}; expected at most {duration(_MOST_SECONDS)}"
+        work = f"With {sizes} and --rounds {rounds}, the comparison takes about {time}"
+        reason = f"{work}; expected at most {duration(_MOST_SECONDS)}"
         raise misuse(f"{reason}: choose a smaller model, batch or --rounds.")
     return seconds
 
@@ -159,11 +160,11 @@ def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitSt
     else:
         content = f"{report}\n"
     if options.output is not None:
-        said = report.sentences
-        write_file(options.output, content, options, f": {said[0]}", sentences=said)
+        lines = report.sentences
+        write_file(options.output, content, options, f": {lines[0]}", sentences=lines)
     else:
         put(content, end="")
-    return ExitStatus.NO if report.differing else ExitStatus.YES
+    return ExitStatus(bool(report.differing))
 
 
 def _form_of(options: argparse.Namespace) -> str:
@@ -174,9 +175,11 @@ def _form_of(options: argparse.Namespace) -> str:
     if options.output is not None and not options.output.parent.is_dir():
         problem = f"{quoted(str(options.output), 200)} cannot be written"
         raise misuse(f"{problem}: its folder does not exist.")
-    if options.output is not None and options.format is None:
+    if options.format is not None:
+        return options.format
+    if options.output is not None:
         return _ENDINGS[ending_of(options.output, _ENDINGS)]
-    return options.format or ("json" if options.json else "text")
+    return "json" if options.json else "text"
 
 
 def _task_of(options: argparse.Namespace) -> Task:

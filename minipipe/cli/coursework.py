@@ -63,7 +63,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return write_file(target, workflow, options)
     ending = ending_of(target, (".html", ".pdf"))
     page = as_html(chosen, solutions=form == "solutions")
-    return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)
+    if ending == ".pdf":
+        return write_file(target, as_pdf(page), options)
+    return write_file(target, page, options)
 
 
 def _copy(options: argparse.Namespace) -> ExitStatus:

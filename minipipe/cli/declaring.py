@@ -24,19 +24,21 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def add_flag(parser: Parser, name: str, words: str, **more: Any) -> None:
+def add_flag(parser: Parser, name: str, description: str, **more: Any) -> None:
     """Declare an option without a value."""
-    parser.add_argument(name, action="store_true", help=words, **more)
+    parser.add_argument(name, action="store_true", help=description, **more)
 
 
-def add_text(parser: Parser, name: str, metavar: str, words: str) -> None:
+def add_text(parser: Parser, name: str, metavar: str, description: str) -> None:
     """Declare an option or argument whose value is text."""
-    parser.add_argument(name, metavar=metavar, help=words)
+    parser.add_argument(name, metavar=metavar, help=description)
 
 
-def add_file(parser: Parser, name: str, words: str, metavar: str = "FILE") -> None:
+def add_file(
+    parser: Parser, name: str, description: str, metavar: str = "FILE"
+) -> None:
     """Declare an option or argument whose value is a path."""
-    parser.add_argument(name, type=file_path, metavar=metavar, help=words)
+    parser.add_argument(name, type=file_path, metavar=metavar, help=description)
 
 
 def add_ranks(parser: Parser) -> None:
@@ -45,13 +47,13 @@ def add_ranks(parser: Parser) -> None:
     add_number(parser, "--ranks", RANKS, "P", usual, default=NUM_RANKS)
 
 
-def add_program(parser: Parser, name: str, words: str) -> None:
+def add_program(parser: Parser, name: str, description: str) -> None:
     """Declare a program to run; :func:`add_arguments` declares its arguments."""
-    parser.add_argument(name, nargs="?", metavar=name.upper(), help=words)
+    parser.add_argument(name, nargs="?", metavar=name.upper(), help=description)
 
 
 def add_arguments(parser: Parser, program: str) -> None:
     """Declare the arguments of a program: all that follow it."""
-    words = f"arguments of the {program}"
+    description = f"arguments of the {program}"
     rest = argparse.REMAINDER
-    parser.add_argument("arguments", nargs=rest, metavar="ARGUMENTS", help=words)
+    parser.add_argument("arguments", nargs=rest, metavar="ARGUMENTS", help=description)

@@ -63,8 +63,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
     with Page(editor) as page:
         save = f"Save writes {printable(str(file))}. Ctrl-C ends the editor."
         text = f"Open {page.url}\n{save}"
-        data = {"url": page.url, "file": str(file)}
-        put(json.dumps(data) if options.json else text, flush=True)
+        if options.json:
+            text = json.dumps({"url": page.url, "file": str(file)})
+        put(text, flush=True)
         try:
             page.serve_forever()
         except KeyboardInterrupt:
@@ -74,11 +75,12 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 def _file(options: argparse.Namespace) -> Path:
     name = spelled(options.schedule)
-    is_name = name in REGISTRY
-    file = options.output or Path(f"{name}.csv" if is_name else name)
-    if is_name and options.output is None and os.path.exists(file):
-        problem = f"{file} exists: edit it with `minipipe edit {file}`"
-        raise misuse(f"{problem}, or save to another file with -o FILE.")
+    file = options.output or Path(name)
+    if options.output is None and name in REGISTRY:
+        file = Path(f"{name}.csv")
+        if os.path.exists(file):
+            problem = f"{file} exists: edit it with `minipipe edit {file}`"
+            raise misuse(f"{problem}, or save to another file with -o FILE.")
     ending_of(file, (".csv", ".txt"))
     return file
 

@@ -42,15 +42,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
         problem = f"{quoted(str(options.output), 200)} is a file"
         raise misuse(f"{problem}; expected a folder.")
     from minipipe.cli.export_program import exported
-    from minipipe.cli.ranks import check_room
+    from minipipe.cli.ranks import check_memory
 
-    check_room(options.ranks)
+    check_memory(options.ranks)
     files = exported(
         options.program, options.passed_on, options.ranks, options.steps, options.output
     )
     folder = printable(str(options.output))
-    parts = " : ".join(f"-n 1 python {name}" for name in files)
-    command = f"mpirun {parts}" if len(files) > 1 else f"python {files[0]}"
+    command = f"python {files[0]}"
+    if len(files) > 1:
+        command = "mpirun " + " : ".join(f"-n 1 python {name}" for name in files)
     steps = counted(options.steps, "step")
     text = f"wrote {', '.join(files)} to {folder}, {steps}; run them there: {command}"
     data = {

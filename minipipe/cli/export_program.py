@@ -165,7 +165,9 @@ def exported(
         For a program that cannot be exported.
     """
     check_program(program)
-    launcher = launcher_of_ranks() if num_ranks > 1 else None
+    launcher: str | None = None
+    if num_ranks > 1:
+        launcher = launcher_of_ranks()
     steps = f"until {counted(num_steps, 'compiled step')} are recorded"
     work = f"running {program} on {counted(num_ranks, 'rank')} {steps}"
     with Progress(work, 20.0) as progress:

@@ -82,21 +82,24 @@ def run(options: argparse.Namespace) -> ExitStatus:
     options.submissions, options.only = directories_of(
         options.submissions, files_of(exercises), options.only
     )
-    board = _leaderboard(options, exercises) if options.leaderboard else None
+    board: Leaderboard | None = None
+    if options.leaderboard:
+        board = _leaderboard(options, exercises)
     if options.check:
         return _try(options, exercises)
     if not options.submissions:
         return _show(options, board)
-    found = submissions_in(options.submissions, files_of(exercises))
+    submissions = submissions_in(options.submissions, files_of(exercises))
     common = fields(options, "source", "only", "time_limit")
     files = (options.csv, options.junit, options.gradescope)
-    work = Progress(f"grading {counted(len(found), 'submission')}", is_long=False)
-    if len(found) == 1 and not any((*files, board)):
-        own = of_each(name_of(found[0]))
+    count = counted(len(submissions), "submission")
+    work = Progress(f"grading {count}", is_long=False)
+    if len(submissions) == 1 and not any((*files, board)):
+        of_student = of_each(name_of(submissions[0]))
         with work:
-            report = grade(found[0], **common, **own)
+            report = grade(submissions[0], **common, **of_student)
         return _one(report, options)
-    _check(options, len(found))
+    _check(options, len(submissions))
     common |= fields(options, "jobs", "hide_hidden")
     with work:
         reports = grade_all(options.submissions, of_each=of_each, **common)
@@ -143,8 +146,9 @@ def _check(options: argparse.Namespace, count: int) -> None:
         problem = "--gradescope writes the results of one submission"
         raise misuse(f"{problem}, and there are {count}.")
     if options.student and count != 1:
-        given = f"--student names the student of one submission, and there are {count}"
-        raise misuse(f"{given}; --variants uses the name of each.")
+        problem = "--student names the student of one submission"
+        number = f"and there are {count}; --variants uses the name of each"
+        raise misuse(f"{problem}, {number}.")
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
@@ -177,24 +181,26 @@ def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
 
 
 def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
-    """Return a function that maps a submission's name to its own options."""
-    handed = read_times(options.times) if options.times else None
+    """Return a function that maps the name of a submission to options of its grading:
+    its student and its lateness.
+    """
+    times = read_times(options.times) if options.times else None
     deadline = moment(options.deadline) if options.deadline else None
     factor = options.late_factor
-    student = options.student or (handed and handed.student)
-    if factor is not None and handed is None:
+    student = options.student or (times and times.student)
+    if factor is not None and times is None:
         raise misuse("--late-factor needs the times of submissions: add --times FILE.")
     if factor is None and deadline is not None:
         problem = "--deadline changes no points without --late-factor"
         raise misuse(f"{problem}: add --late-factor F, such as 0.9.")
 
     def of_each(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        of_student: dict[str, Any] = {}
         if options.variants or options.student:
-            found["student"] = student or name
-        if handed is not None and factor is not None:
-            found["days_late"] = handed.days_late(name, deadline)
-            found["late_factor"] = factor
-        return found
+            of_student["student"] = student or name
+        if times is not None and factor is not None:
+            of_student["days_late"] = times.days_late(name, deadline)
+            of_student["late_factor"] = factor
+        return of_student
 
     return of_each

@@ -68,16 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     prepare_streams()
     is_command = arguments is None  # this process is the command
-    if is_command:
+    if arguments is None:
         leave_by_signals()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+        arguments = sys.argv[1:]
     try:
-        return _status(words, is_command)
+        return _status(list(arguments), is_command)
     finally:
         finish_messages()
 
 
-def _status(words: list[str], may_complete: bool) -> int:
+def _status(arguments: list[str], may_complete: bool) -> int:
     """Run one command and write out what it printed; return its exit status."""
     if sys.stdout is None:
         complain("'stdout' cannot be written: it is closed.")
@@ -87,7 +87,7 @@ def _status(words: list[str], may_complete: bool) -> int:
         try:
             if may_complete and "_ARGCOMPLETE" in os.environ:
                 _complete()
-            status = _run(words)
+            status = _run(arguments)
         finally:  # now, because an error at the exit of the interpreter has no handler
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed it, as `head` does
@@ -104,17 +104,17 @@ def _status(words: list[str], may_complete: bool) -> int:
     return status
 
 
-def _run(words: list[str]) -> int:
-    if not words or words[0] not in VERBS:
-        _explain_or_refuse(words)
-    verb = import_module(f"minipipe.cli.{words[0]}")
-    parser = _parser_of(words[0], verb)
-    end = len(words)
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in VERBS:
+        _explain_or_refuse(arguments)
+    verb = import_module(f"minipipe.cli.{arguments[0]}")
+    parser = _parser_of(arguments[0], verb)
+    end = len(arguments)
     # options of a program, which argparse would not know
-    if getattr(verb, "PASSES_ON", False) and "--" in words:
-        end = words.index("--")
-    options = parser.parse_args(words[1:end])
-    options.passed_on = words[end + 1 :]
+    if getattr(verb, "PASSES_ON", False) and "--" in arguments:
+        end = arguments.index("--")
+    options = parser.parse_args(arguments[1:end])
+    options.passed_on = arguments[end + 1 :]
     return _answer(verb, parser, options)
 
 
@@ -135,17 +135,19 @@ class _Once(argparse.Action):
             problem = "this option was passed twice"
             raise argparse.ArgumentError(self, f"{problem}; pass it once")
         parser.seen.add(self.dest)
-        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
+        if self.nargs == 0:
+            values = self.const
+        setattr(namespace, self.dest, values)
 
 
 class _Flag(_Once):
     """Store the constant of an option without a value, at most once."""
 
     def __init__(
-        self, option_strings: Sequence[str], dest: str, const: bool = True, **given: Any
+        self, option_strings: Sequence[str], dest: str, const: bool = True, **more: Any
     ) -> None:
-        given = {"default": False, **given, "nargs": 0, "const": const}
-        super().__init__(option_strings, dest, **given)
+        more = {"default": False, **more, "nargs": 0, "const": const}
+        super().__init__(option_strings, dest, **more)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -160,8 +162,8 @@ class _Parser(argparse.ArgumentParser):
         The options so far, by the names of their values.
     """
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.seen: set[str] = set()
         for action in (None, "store"):
             self.register("action", action, _Once)
@@ -191,15 +193,15 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=columns_of_terminal(80) - 2)
 
 
-def _explain_or_refuse(words: list[str]) -> NoReturn:
+def _explain_or_refuse(arguments: list[str]) -> NoReturn:
     """Print the help or the version; refuse an unknown verb, or a missing one, with the
     list of verbs.
     """
     parser = _of_all_verbs()
-    if not words:
+    if not arguments:
         parser.print_help(sys.stderr)
         parser.exit(ExitStatus.MISUSE)
-    parser.parse_args(words)
+    parser.parse_args(arguments)
     raise AssertionError(
         "argparse prints the help, the version or the usage, and exits"
     )

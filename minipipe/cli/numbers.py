@@ -28,14 +28,14 @@ def add_number(
     name: str,
     spec: Spec,
     metavar: str = "N",
-    words: str | None = None,
+    description: str | None = None,
     **more: Any,
 ) -> None:
     """Declare an option that is a number; :func:`check_numbers` refuses one that is out
     of range.
     """
-    given = {"metavar": metavar, "help": words, **more}
-    action = parser.add_argument(name, type=spec.kind, **given)
+    form = {"metavar": metavar, "help": description, **more}
+    action = parser.add_argument(name, type=spec.kind, **form)
     vars(action)["spec"] = spec
 
 

@@ -51,14 +51,14 @@ def add_schedule(
     parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False
 ) -> None:
     """Declare the schedule of a command, or several of them, with sizes and costs."""
-    given: dict[str, Any] = {"metavar": "NAME|FILE"}
+    form: dict[str, Any] = {"metavar": "NAME|FILE"}
     which = "a name from `minipipe schedules`, a file, or - for stdin"
     if several:
-        given["nargs"] = "+"
+        form["nargs"] = "+"
         which += "; several are drawn on one time axis"
     elif is_optional:
-        given["nargs"] = "?"
-    schedule = parser.add_argument("schedule", help=which, **given)
+        form["nargs"] = "?"
+    schedule = parser.add_argument("schedule", help=which, **form)
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     group = parser.add_argument_group("schedule")
     add_chunks(group)
@@ -123,10 +123,10 @@ def add_sends_block(parser: Parser) -> None:
     add_flag(parser, "--sends-block", blocks)
 
 
-def add_output(parser: argparse.ArgumentParser, words: str) -> None:
+def add_output(parser: argparse.ArgumentParser, description: str) -> None:
     """Declare the file to write."""
     add = parser.add_argument
-    add("-o", "--output", type=file_path, metavar="FILE", help=words)
+    add("-o", "--output", type=file_path, metavar="FILE", help=description)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
@@ -166,12 +166,12 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [parse_integer(number) for number in text.split(",")]
     except ValueError:
-        given = f"{quoted(text)} is not a list of whole numbers"
-        message = f"{given}; expected a list such as 4 or 2,4,8"
+        problem = f"{quoted(text)} is not a list of whole numbers"
+        message = f"{problem}; expected a list such as 4 or 2,4,8"
         raise argparse.ArgumentTypeError(message) from None
 
 
-def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
+def schedule_of(name: str, options: argparse.Namespace) -> Schedule | Program:
     """Return the schedule of a name or a file, with the options applied: frozen stages,
     less memory, replicas.
 
@@ -180,7 +180,7 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     ScheduleError
         Codes ``name``, ``value``, ``unreadable`` and ``syntax``.
     """
-    schedule = _one_step(given, options)
+    schedule = _one_step(name, options)
     with _about("--freeze"):
         schedule = freeze_stages(schedule, options.freeze)
     transforms: dict[str, Callable[..., Schedule]] = {}
@@ -190,13 +190,15 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
         transforms["--offload"] = partial(offloaded, num_held=options.offload)
     if options.replicas is not None:
         transforms["--replicas"] = partial(_copies, replicas=options.replicas)
-    for name, transform in transforms.items():
+    for option, transform in transforms.items():
         if isinstance(schedule, Program):
-            problem = f"{name} needs a schedule without messages"
-            raise misuse(f"{problem}; remove SEND and RECV from {given}.")
-        with _about(name):
+            problem = f"{option} needs a schedule without messages"
+            raise misuse(f"{problem}; remove SEND and RECV from {name}.")
+        with _about(option):
             schedule = transform(schedule)
-    return _framed(schedule, options) if getattr(options, "rows", False) else schedule
+    if getattr(options, "rows", False):
+        return _framed(schedule, options)
+    return schedule
 
 
 @contextmanager
@@ -252,20 +254,20 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
         return repeat(schedule, options.steps)
 
 
-def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
-    if spelled(given) in REGISTRY:
-        own = (options.group, options.per_update, options.joined or None)
-        found = (options.chunks, *own, options.slices)
-        return build(given, *sizes_of(options), *found)
-    schedule = _table_of(given, options.ignore_sharding)
+def _one_step(name: str, options: argparse.Namespace) -> Schedule | Program:
+    if spelled(name) in REGISTRY:
+        form = (options.chunks, options.group, options.per_update)
+        overlap = options.joined or None
+        return build(name, *sizes_of(options), *form, overlap, options.slices)
+    schedule = _table_of(name, options.ignore_sharding)
     for option in _OF_NAMES:
         if getattr(options, option[2:].replace("-", "_")) not in (None, False):
             problem = f"{option} applies to named schedules only"
-            raise misuse(f"{problem}, and {given} is a file; leave it out.")
+            raise misuse(f"{problem}, and {name} is a file; leave it out.")
     microbatches = schedule.num_microbatches / schedule.num_slices
     chunks = schedule.num_stages / schedule.num_ranks
     check_sizes_of(
-        given,
+        name,
         ("--ranks", options.ranks, schedule.num_ranks),
         ("--microbatches", options.microbatches, microbatches),
         ("--chunks", options.chunks, chunks),
@@ -273,43 +275,41 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     return schedule
 
 
-def _table_of(given: str, ignore_sharding: bool) -> Schedule | Program:
+def _table_of(path: str, ignore_sharding: bool) -> Schedule | Program:
     """Return the schedule of a file, or of the standard input."""
-    if given == "-":
+    if path == "-":
         text = read_stream(sys.stdin, "stdin")
         return schedule_of_text(text, "stdin", ignore_sharding)
-    if os.path.exists(given) and not os.path.isdir(given):
-        return read_schedule(given, ignore_sharding)
+    if os.path.exists(path) and not os.path.isdir(path):
+        return read_schedule(path, ignore_sharding)
     what = "neither a schedule nor a"
-    expected = expected_names(given)
-    if given.lower().endswith((".csv", ".txt")):
+    expected = expected_names(path)
+    if path.lower().endswith((".csv", ".txt")):
         what = "no"
         expected = "expected a file, or a name from `minipipe schedules`"
-    message = f"There is {what} file {quoted(given, 120)}; {expected}."
+    message = f"There is {what} file {quoted(path, 120)}; {expected}."
     raise misuse(message, Code.NAME)
 
 
 def schedules_of(
-    given: Sequence[str], options: argparse.Namespace
+    names: Sequence[str], options: argparse.Namespace
 ) -> list[Schedule | Program]:
     """Return several schedules; without size options, named ones have the sizes of the
     first file.
     """
-    found = {}
-    for name in given:
-        if spelled(name) not in REGISTRY:
-            found[name] = schedule_of(name, options)
-    for schedule in list(found.values())[:1]:
+    files = [name for name in names if spelled(name) not in REGISTRY]
+    schedules = {name: schedule_of(name, options) for name in files}
+    for schedule in list(schedules.values())[:1]:
         copies = options.replicas or 1
         if options.ranks is None:
             options.ranks = schedule.num_ranks // copies
         if options.microbatches is None:
             sliced = schedule.num_microbatches
             options.microbatches = sliced // schedule.num_slices // copies
-    for name in given:
-        if name not in found:
-            found[name] = schedule_of(name, options)
-    return [found[name] for name in given]
+    for name in names:
+        if name not in schedules:
+            schedules[name] = schedule_of(name, options)
+    return [schedules[name] for name in names]
 
 
 def sizes_of(options: argparse.Namespace) -> tuple[int, int]:
@@ -332,7 +332,10 @@ def read_costs(text: str, sends_block: bool) -> Costs:
 
     from minipipe.schedules.simulation.costs import Costs
 
-    costs = Costs.load(text) if text.lower().endswith(".json") else Costs.parse(text)
+    if text.lower().endswith(".json"):
+        costs = Costs.load(text)
+    else:
+        costs = Costs.parse(text)
     return replace(costs, sends_block=sends_block or costs.sends_block)
 
 

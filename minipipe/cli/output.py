@@ -60,7 +60,9 @@ def answer(
     """Print data as a line of JSON, with ``--json``, or else the text; return the
     status.
     """
-    put(as_json(data) if options.json else text)
+    if options.json:
+        text = as_json(data)
+    put(text)
     return status
 
 
@@ -92,11 +94,15 @@ def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
     """
     ending = path.suffix.lower()
     if ending not in known:
-        given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
+        problem = "has no ending"
+        if ending:
+            problem = f"ends in {printable(ending[:20])}"
         *others, last = known
-        expected = f"{', '.join(others)} or {last}" if others else last
-        problem = f"{quoted(str(path), 200)} {given}"
-        raise misuse(f"{problem}; expected {expected}{otherwise}.")
+        expected = last
+        if others:
+            expected = f"{', '.join(others)} or {last}"
+        name = quoted(str(path), 200)
+        raise misuse(f"{name} {problem}; expected {expected}{otherwise}.")
     return ending
 
 
@@ -131,13 +137,13 @@ def complain(message: str) -> None:
 
 
 def fields(source: object, *names: str) -> dict[str, Any]:
-    """Return attributes as data, each under its own name."""
+    """Return attributes as data, by their names."""
     return {name: getattr(source, name) for name in names}
 
 
 def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
-    """Return the bounds on makespan and longest own span, and the gaps, or None for
-    each without a bound.
+    """Return the bounds on the makespan and the longest span of a rank, and the gaps;
+    None for each without a bound.
     """
     names = ("bound", "gap", "bound_by", "bound_reason", "span_bound", "span_gap")
     if not gaps:

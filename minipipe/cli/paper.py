@@ -84,8 +84,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     summary = _summary(rows)
     if summary:
         figures = [f"{name} {100 * error:.1f} %" for name, error in summary.items()]
-        left_out = f" without {', '.join(options.without)}" if options.without else ""
-        text += f"\nerror{left_out}: {', '.join(figures)}\n"
+        error = "error"
+        if options.without:
+            error += f" without {', '.join(options.without)}"
+        text += f"\n{error}: {', '.join(figures)}\n"
     if hardware == A100:
         text += f"\n{help_text('table_of_paper')}"
     data = {"rows": rows, "error": summary, "without": options.without}
@@ -103,25 +105,25 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _runs(table: str, model: str | None) -> list[Run]:
     """Return the rows of a table with a model, or all."""
     runs = _all_runs(table)
-    found = [run for run in runs if model in (None, run.model)]
-    if not found:
+    chosen = [run for run in runs if model in (None, run.model)]
+    if not chosen:
         known = ", ".join(dict.fromkeys(run.model for run in runs))
         problem = f"No row of {quoted(table)} has the model {quoted(model)}"
         raise misuse(f"{problem}; it has {known}.")
-    return found
+    return chosen
 
 
-def _all_runs(given: str) -> list[Run]:
+def _all_runs(table: str) -> list[Run]:
     """Return the rows of a published table, or of a file."""
-    if given in TABLES:
-        return published_runs(given)
-    if not given.lower().endswith(".csv"):
-        reason = f"There is no table {quoted(given)}; expected {', '.join(TABLES)}"
+    if table in TABLES:
+        return published_runs(table)
+    if not table.lower().endswith(".csv"):
+        reason = f"There is no table {quoted(table)}; expected {', '.join(TABLES)}"
         raise misuse(f"{reason}, or a file that ends in .csv.")
     try:
-        return read_runs(read_text(given))
+        return read_runs(read_text(table))
     except ArgumentError as error:
-        raise misuse(f"{quoted(given, 200)}: {error.message}") from None
+        raise misuse(f"{quoted(table, 200)}: {error.message}") from None
 
 
 def _rates_of(hardware: Hardware) -> dict[str, float]:
@@ -133,23 +135,27 @@ def _rates_of(hardware: Hardware) -> dict[str, float]:
     return rates
 
 
-def _hardware(given: str | None) -> Hardware:
+def _hardware(text: str | None) -> Hardware:
     """Return the rates of an A100, except the rates in the option."""
+    if not text:
+        return A100
     rates = _rates_of(A100)
     seen = set[str]()
-    for part in given.split(",") if given else ():
-        name, _, text = part.partition("=")
+    for part in text.split(","):
+        name, _, number = part.partition("=")
         if name in seen:
             raise misuse(f"--rates has {quoted(name)} twice; pass it once.")
         seen.add(name)
         try:
-            rates[name] = parse_real(text) if name in rates else nan
+            rate = parse_real(number)
         except ArgumentError:
-            rates[name] = nan
-        if not (0 <= rates[name] < inf and (rates[name] or name.endswith("latency"))):
-            rate = f"any of {', '.join(_rates_of(A100))}"
-            known = f"a number above 0 for {rate}, such as products=6e14"
-            raise misuse(f"--rates has {quoted(part)}; expected {known}.")
+            rate = nan
+        is_positive = rate > 0 or (rate == 0 and name.endswith("latency"))
+        if name not in rates or not (is_positive and rate < inf):
+            names = f"any of {', '.join(rates)}"
+            expected = f"a number above 0 for {names}, such as products=6e14"
+            raise misuse(f"--rates has {quoted(part)}; expected {expected}.")
+        rates[name] = rate
     products, memory, *links = rates.values()
     return Hardware(products, memory, Link(*links[:2]), Link(*links[2:]))
 
@@ -189,7 +195,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _or_dash(number: float | None, form: str, factor: float = 1) -> str:
-    return "-" if number is None else form.format(factor * number)
+    if number is None:
+        return "-"
+    return form.format(factor * number)
 
 
 def _sizes(run: Run) -> str:

@@ -16,7 +16,7 @@ from minipipe.io import MARK, is_terminal, printable
 # seconds between two lines: one in 10 s is promised, and a busy machine is late
 _INTERVAL = 8.0
 _REFRESH = 0.5  # seconds between two drawings of a bar
-_PATIENCE = 2.0  # seconds in which a verb that is usually quick prints nothing
+_DELAY = 2.0  # seconds in which a verb that is usually quick prints nothing
 
 
 class Progress:
@@ -55,7 +55,7 @@ class Progress:
     ) -> None:
         self.work = work
         self.seconds = seconds
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = stream or sys.stderr
         self._clock = clock
         self._is_long = is_long
         self._limit = "at most" if is_at_most else "about"
@@ -69,7 +69,7 @@ class Progress:
         if self._is_long:
             self._begin()
         else:
-            self._said += _PATIENCE - _INTERVAL
+            self._said += _DELAY - _INTERVAL
         self._thread.start()
         return self
 
@@ -106,7 +106,9 @@ class Progress:
             self._print(f"{self._after(now - self._begun)}: {state}")
 
     def _begin(self) -> None:
-        time = f"; {self._limit} {duration(self.seconds)}" if self.seconds else " …"
+        time = " …"
+        if self.seconds:
+            time = f"; {self._limit} {duration(self.seconds)}"
         self._print(f"{self.work}{time}")
         if is_terminal(self._stream):
             from tqdm import tqdm
@@ -121,17 +123,16 @@ class Progress:
 
     def _draw(self, elapsed: float) -> None:
         state = printable(self._describe() or self.work)
-        if len(state) > self._room:
-            state = f"{state[: self._room - 1]}…"
+        # beside a bar of at least 20 columns
+        width = max(20, (self._bar.ncols or 80) - 40)
+        if len(state) > width:
+            state = f"{state[: width - 1]}…"
+        if self.seconds:
+            elapsed = min(elapsed, 0.99 * self.seconds)
         with suppress(OSError, ValueError):
-            self._bar.n = min(elapsed, 0.99 * self.seconds) if self.seconds else elapsed
+            self._bar.n = elapsed
             self._bar.set_description_str(state, refresh=False)
             self._bar.refresh()
-
-    @property
-    def _room(self) -> int:
-        """The columns of the state, beside a bar of at least 20."""
-        return max(20, (self._bar.ncols or 80) - 40)
 
     def _after(self, elapsed: float) -> str:
         if self.seconds is None:

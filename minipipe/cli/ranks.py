@@ -86,8 +86,8 @@ def answer_of_ranks(
     with tempfile.TemporaryDirectory(prefix="minipipe-ranks-") as folder:
         question = json.dumps({**asked, "folder": folder})
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", *module]
-        own = {_QUESTION: question, "COLUMNS": str(terminal_width())}
-        job = run_job(command, hear, {**os.environ, **own})
+        variables = {_QUESTION: question, "COLUMNS": str(terminal_width())}
+        job = run_job(command, hear, {**os.environ, **variables})
         error = Path(folder, _ERROR)
         answer = Path(folder, _ANSWER)
         problem = f"{failed} under mpirun -n {num_ranks}"
@@ -110,7 +110,7 @@ def warn_if_busy() -> None:
         complain(f"This machine is busy: {used}. {how}.")
 
 
-def check_room(num_ranks: int) -> None:
+def check_memory(num_ranks: int) -> None:
     """Refuse more ranks than the memory of this machine can hold.
 
     Raises
@@ -140,16 +140,16 @@ def leave_error(group: ProcessGroup, error: Exception) -> None:
     """Write an error of this rank instead of an answer, and print it. The first error
     counts: others follow from it.
     """
-    found: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__}
-    found["message"] = str(error)
+    data: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__}
+    data["message"] = str(error)
     if isinstance(error, MinipipeError):
-        found["code"] = str(error.code)
+        data["code"] = str(error.code)
     if isinstance(error, ScheduleError):
-        found["message"] = error.problems[0].message
-    own = _path(f"{_ERROR}-{group.rank}")
-    own.write_text(json.dumps(found))
+        data["message"] = error.problems[0].message
+    file = _path(f"{_ERROR}-{group.rank}")
+    file.write_text(json.dumps(data))
     with suppress(FileExistsError):
-        os.link(own, _path(_ERROR))  # complete, and only if no rank has written one
+        os.link(file, _path(_ERROR))  # complete, and only if no rank has written one
     traceback.print_exception(error)
 
 
@@ -167,18 +167,18 @@ def _path(name: str) -> Path:
     return Path(asked_of_ranks()["folder"], name)
 
 
-def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
+def _raise(data: Mapping[str, Any], failed: str) -> NoReturn:
     """Raise an error of another process.
 
     Raises
     ------
     MinipipeError
     """
-    kind = found["kind"]
-    code = found.get("code")
-    message = found["message"]
+    kind = data["kind"]
+    code = data.get("code")
+    message = data["message"]
     if code is None:
-        problem = f"{failed}: rank {found['rank']}"
+        problem = f"{failed}: rank {data['rank']}"
         raise LaunchError("unavailable", f"{problem}: {kind}: {message}")
     if kind == "ScheduleError":
         raise ScheduleError.of(Code(code), message)

@@ -13,7 +13,7 @@ from minipipe.cli.declaring import RANKS, add_arguments, add_file, add_program, 
 from minipipe.cli.numbers import add_number
 from minipipe.cli.output import complain, fields
 from minipipe.cli.streams import put
-from minipipe.cli.supervision.launching import PROBE, JobSpec, is_here, read_hosts
+from minipipe.cli.supervision.launching import PROBE, Host, JobSpec, is_here, read_hosts
 from minipipe.cli.supervision.supervisor import supervise
 from minipipe.comm.job.guard import become_supervisor
 from minipipe.comm.job.host import find_mpirun
@@ -57,23 +57,28 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _job(options: argparse.Namespace) -> JobSpec:
-    hosts = () if options.hostfile is None else read_hosts(options.hostfile)
+    hosts: tuple[Host, ...] = ()
+    if options.hostfile is not None:
+        hosts = read_hosts(options.hostfile)
     of_hosts = {"--min-ranks": options.min_ranks, "--probe": options.probe}
-    for option, given in of_hosts.items():
-        if not hosts and given is not None:
+    for option, value in of_hosts.items():
+        if not hosts and value is not None:
             reason = f"{option} needs --hostfile FILE"
             raise ArgumentError(f"{reason}, which lists the hosts.")
     _check_script(options.script)
-    slots = sum(host.slots for host in hosts)
-    ranks = slots if options.ranks is None and hosts else options.ranks
+    ranks = options.ranks
     if ranks is None:
-        reason = "-n is missing; expected the number of ranks before the script"
-        raise ArgumentError(f"{reason}, as in -n 4 train.py.")
-    min_ranks = 1 if options.min_ranks is None else options.min_ranks
+        if not hosts:
+            reason = "-n is missing; expected the number of ranks before the script"
+            raise ArgumentError(f"{reason}, as in -n 4 train.py.")
+        ranks = sum(host.slots for host in hosts)
+    min_ranks = options.min_ranks or 1
     # also the slots of the hostfile
     RANKS.check("-n", ranks)
     COUNT._replace(maximum=ranks).check("--min-ranks", min_ranks)
-    probe = PROBE if options.probe is None else _words("--probe", options.probe)
+    probe: tuple[str, ...] = PROBE
+    if options.probe is not None:
+        probe = _split("--probe", options.probe)
     if not any("HOST" in word for word in probe):
         reason = f"--probe is {quoted(options.probe)}"
         how = "expected a command that contains HOST, in place of the host name"
@@ -94,27 +99,29 @@ def _check_script(script: str | None) -> None:
         raise LaunchError("not-found", f"{problem}; expected a Python file.")
 
 
-def _words(option: str, command: str) -> tuple[str, ...]:
+def _split(option: str, command: str) -> tuple[str, ...]:
     try:
-        words = tuple(shlex.split(command))
+        parts = tuple(shlex.split(command))
     except ValueError as error:
         problem = f"{option} is {quoted(command)}"
         raise ArgumentError(f"{problem}; expected a command ({error}).") from None
-    if not words:
+    if not parts:
         raise ArgumentError(f"{option} is empty; expected a command.")
-    return words
+    return parts
 
 
-def _launcher(given: str | None) -> tuple[str, ...]:
+def _launcher(chosen: str | None) -> tuple[str, ...]:
     """Return the launcher's command; ``mpirun`` is the one in this Python's
     environment.
     """
-    words = ("mpirun",) if given is None else _words("--launcher", given)
-    if words[0] == "mpirun":
-        words = (find_mpirun() or "mpirun", *words[1:])
+    command: tuple[str, ...] = ("mpirun",)
+    if chosen is not None:
+        command = _split("--launcher", chosen)
+    if command[0] == "mpirun":
+        command = (find_mpirun() or "mpirun", *command[1:])
     remedy = "install MPI with pip install -e '.[mpi]' (on a cluster, load its MPI)"
-    _check_installed(words[0], f"{remedy}, or choose a command with --launcher")
-    return words
+    _check_installed(command[0], f"{remedy}, or choose a command with --launcher")
+    return command
 
 
 def _check_installed(command: str, remedy: str) -> None:

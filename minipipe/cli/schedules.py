@@ -54,8 +54,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.plot is not None:
         return _plot(batches, options)
     if len(batches) > 1 or options.search is not None:
-        given = "--search" if options.search is not None else "a list of --microbatches"
-        reason = f"{given} is for a picture, --plot FILE"
+        option = "a list of --microbatches"
+        if options.search is not None:
+            option = "--search"
+        reason = f"{option} is for a picture, --plot FILE"
         raise misuse(f"{reason}; `minipipe sweep` has tables.")
     (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
@@ -81,7 +83,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             continue
         time = f"{row['makespan']:g}"
         bubble = f"{100 * row['bubble_fraction']:.1f}"
-        gap = "-" if row["gap"] is None else f"{100 * row['gap']:.1f}"
+        gap = "-"
+        if row["gap"] is not None:
+            gap = f"{100 * row['gap']:.1f}"
         figures = (f"{row['chunks_per_rank']}", time, bubble, gap, f"{row['peak']:g}")
         cells.append([row["schedule"], *figures, row["trades"]])
     return text_table(cells, right=(1, 2, 3, 4, 5))
@@ -104,7 +108,7 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     seconds = options.search
     costs = costs_of(options)
     ending = check_picture(options.plot)
-    ranks = NUM_RANKS if options.ranks is None else options.ranks
+    ranks = options.ranks or NUM_RANKS
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
     if seconds is not None:
         count = sum(len(list(_questions(of_batch, costs))) for of_batch in drawn)
@@ -114,32 +118,35 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
             for i, each in enumerate(drawn):
                 batch = counted(each.num_microbatches, "microbatch")
                 progress.tell(f"schedules of {batch}")
-                found = _found(each, costs, seconds / max(1, count))
-                drawn[i] = each._replace(choices=(*each.choices, *found))
+                choices = _searched(each, costs, seconds / max(1, count))
+                drawn[i] = each._replace(choices=(*each.choices, *choices))
     picture = draw_tradeoff(*drawn, notes=[_costs_in_words(options)])
     return write_file(options.plot, converted(picture, ending), options)
 
 
-def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[TradeoffPoint]:
+def _searched(
+    of_batch: Tradeoff, costs: Costs, seconds: float
+) -> Iterator[TradeoffPoint]:
     """Yield the result of a search of ``seconds`` for each placement and memory
     limit.
     """
     from minipipe.tuning.weighing import searched_schedule
 
     for workload in _questions(of_batch, costs):
-        found = searched_schedule(workload, seconds)
-        if found is not None:
-            yield searched_choice(found, costs)
+        certificate = searched_schedule(workload, seconds)
+        if certificate is not None:
+            yield searched_choice(certificate, costs)
 
 
 def _questions(of_batch: Tradeoff, costs: Costs) -> Iterator[Workload]:
     """Yield a workload with memory for one microbatch, two, and so on, while more
     memory lowers the bound.
     """
-    share = max(costs.memory(of_batch.num_ranks).activation)
+    size = max(costs.memory(of_batch.num_ranks).activation)
     for name, corners in of_batch.bounds.items():
         placement = PLACEMENTS[name](of_batch.num_ranks)
-        own = costs.cut(len(placement) // of_batch.num_ranks)
+        of_stages = costs.cut(len(placement) // of_batch.num_ranks)
         most = max((memory for memory, _ in corners), default=0.0)
-        for count in range(1, 1 + ceil(most / share)):
-            yield own.workload(placement, of_batch.num_microbatches, count * share)
+        for count in range(1, 1 + ceil(most / size)):
+            limit = count * size
+            yield of_stages.workload(placement, of_batch.num_microbatches, limit)

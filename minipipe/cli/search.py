@@ -60,7 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Search, and print the figures of the result."""
     ranks, microbatches = sizes_of(options)
-    ending = "" if options.output is None else ending_of(options.output, _WRITERS)
+    ending = ""
+    if options.output is not None:
+        ending = ending_of(options.output, _WRITERS)
     costs = costs_of(options)
     check_sizes(ranks, microbatches)  # before a placement of this size is built
     placement = PLACEMENTS[options.placement](ranks)
@@ -73,56 +75,62 @@ def run(options: argparse.Namespace) -> ExitStatus:
     objective = Objective(options.objective)
     with Progress(_work(workload, evaluations), seconds, is_at_most=True) as progress:
         how = (options.seed, options.exact, evaluations, progress.watch)
-        found = find_schedule(workload, objective, seconds, *how)
+        result = find_schedule(workload, objective, seconds, *how)
         progress.tell("timing the schedule that was found")
-        timeline = simulate(found.schedule, costs)
+        timeline = simulate(result.schedule, costs)
     if options.output is not None:
-        write_whole(options.output, _WRITERS[ending](found))
-    data = _data(found, timeline, options.output)
-    return answer(options, data, _report(found, timeline, options.output))
+        write_whole(options.output, _WRITERS[ending](result))
+    data = _data(result, timeline, options.output)
+    return answer(options, data, _report(result, timeline, options.output))
 
 
 def _work(workload: Workload, evaluations: int | None) -> str:
     ranks = counted(workload.num_ranks, "rank")
     sizes = f"{ranks} and {counted(workload.num_microbatches, 'microbatch')}"
-    most = "" if evaluations is None else f", trying at most {evaluations:,}"
-    return f"searching schedules of {sizes}{most}"
+    work = f"searching schedules of {sizes}"
+    if evaluations is not None:
+        work += f", trying at most {evaluations:,}"
+    return work
 
 
 _WRITERS = {
-    ".csv": lambda found: found.schedule.to_csv(),
-    ".txt": lambda found: found.schedule.to_text(),
+    ".csv": lambda result: result.schedule.to_csv(),
+    ".txt": lambda result: result.schedule.to_text(),
     ".json": Certificate.to_json,
 }  # by the ending of the file
 
 
-def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
-    about = fields(found, "objective", "value", "bound", "bound_by", "gap")
-    about |= fields(found, "found_by", "seconds")
+def _data(result: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
+    about = fields(result, "objective", "value", "bound", "bound_by", "gap")
+    about |= fields(result, "found_by", "seconds")
     if file is None:
-        about["schedule"] = found.schedule.to_csv()
+        about["schedule"] = result.schedule.to_csv()
     else:
         about["file"] = str(file)
-    return {**figures(found.schedule, timeline), **about}
+    return {**figures(result.schedule, timeline), **about}
 
 
-def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
+def _report(result: Certificate, timeline: Timeline, file: Path | None) -> str:
     peaks = ", ".join(f"{peak:g}" for peak in timeline.peak_memory or ())
     unit = timeline.unit
     step = f"makespan {timeline.makespan:g} {unit}"
     idle = f"bubble {100 * timeline.bubble_fraction:.2f} % of all time"
-    bound = f"{found.bound:.12g} {unit} ({found.bound_by})"
-    by = f"found by {found.found_by}, in {found.seconds:.1f} s"
+    bound = f"{result.bound:.12g} {unit} ({result.bound_by})"
+    by = f"found by {result.found_by}, in {result.seconds:.1f} s"
     span_idle = f"{100 * timeline.span_bubble_rate:.2f} %"
+    schedule = str(result.schedule)
+    if file is not None:
+        schedule = f"written to {file}"
+    gap = "optimal: equal to the bound"
+    if result.gap:
+        gap = f"{100 * result.gap:.3g} % above the bound"
     lines = [
-        f"{found.schedule.describe(', ')}; {by}",
+        f"{result.schedule.describe(', ')}; {by}",
         f"{step}, longest span of a rank {timeline.cost:g} {unit}",
         f"{idle}, {span_idle} of the longest span of a rank",
         f"peak memory by rank {peaks}",
-        f"lower bound of the {found.objective}: {bound}",
-        str(found.schedule) if file is None else f"written to {file}",
-        "optimal: equal to the bound",
+        f"lower bound of the {result.objective}: {bound}",
+        schedule,
+        gap,
     ]
-    if found.gap:
-        lines[-1] = f"{100 * found.gap:.3g} % above the bound"
     return "\n".join(lines)

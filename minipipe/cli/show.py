@@ -82,14 +82,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     costs = costs_of(options)
     options.format = _format(options)
     _check(options)
+    tables = [all_steps(schedule, options) for schedule in schedules]
     content: str | bytes
     if options.json or options.format in _WRITTEN:
-        whole = [all_steps(schedule, options) for schedule in schedules]
-        tables = _with_messages(whole) if options.messages else whole
-        content = _as_json(tables) if options.json else _written(tables[0], options)
+        content = _written(tables, options)
     else:
-        for schedule in schedules:
-            verify(all_steps(schedule, options))
+        for table in tables:
+            verify(table)
         cuts = map(costs.cut, map(chunks_of, schedules, pairs_per_unit(schedules)))
         further = (options.steps, options.wait)
         timelines = [simulate(*each, *further) for each in zip(schedules, cuts)]
@@ -101,11 +100,15 @@ def run(options: argparse.Namespace) -> ExitStatus:
     return ExitStatus.YES
 
 
-def _written(table: ActionTable, options: argparse.Namespace) -> str:
-    """Return a table as text or CSV; for a reader at a terminal, long rows continue in
-    lines below.
+def _written(tables: Sequence[ActionTable], options: argparse.Namespace) -> str:
+    """Return tables as JSON, or one table as text or CSV; for a reader at a terminal,
+    long rows continue in lines below.
     """
-    text = _WRITTEN[options.format](table)
+    if options.messages:
+        tables = _with_messages(tables)
+    if options.json:
+        return _as_json(tables)
+    text = _WRITTEN[options.format](tables[0])
     is_printed = options.output is None and is_terminal(sys.stdout)
     if options.rows and options.format == "rows" and is_printed:
         return wrapped(text, columns_of_terminal(80))
@@ -151,33 +154,38 @@ def _format(options: argparse.Namespace) -> str:
     if options.format is not None:
         return options.format
     if options.json or options.output is None:
-        return "rows" if options.rows and not options.json else "text"
+        if options.rows and not options.json:
+            return "rows"
+        return "text"
     ending = ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")
     return _FORMAT_OF_ENDING[ending]
 
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that have no effect together."""
-    if options.json and options.format != "text":
-        problem = f"--json and --format {options.format} are different formats"
-        raise misuse(f"{problem}; choose one.")
-    wanted = "json" if options.json else options.format
+    form = options.format
+    chosen = f"--format {form}"
+    if options.json:
+        if form != "text":
+            problem = f"--json and {chosen} are different formats"
+            raise misuse(f"{problem}; choose one.")
+        form = "json"
+        chosen = "--json"
     for option, formats in _FORMATS_OF_OPTION.items():
-        if getattr(options, option) not in (None, False) and wanted not in formats:
+        if getattr(options, option) not in (None, False) and form not in formats:
             name = option.replace("_", "-")
-            how = "--json" if options.json else f"--format {wanted}"
             expected = ", ".join(formats).replace(", json", ", or --json")
-            problem = f"--{name} has no effect with {how}"
+            problem = f"--{name} has no effect with {chosen}"
             raise misuse(f"{problem}; expected --format {expected}.")
-    if options.width is not None and wanted == "text":
+    if options.width is not None and form == "text":
         TEXT_WIDTH._replace(error=ScheduleError.of).check("--width", options.width)
-    if len(options.schedule) > 1 and wanted in _WRITTEN:
-        problem = f"--format {wanted} writes one schedule"
+    if len(options.schedule) > 1 and form in _WRITTEN:
+        problem = f"{chosen} writes one schedule"
         raise misuse(f"{problem}; {len(options.schedule)} were given.")
-    if wanted in ("pdf", "png"):
+    if form in ("pdf", "png"):
         if options.output is None:
-            raise misuse(f"--format {wanted} needs a file to write to: -o FILE.")
-        check_picture(f"{options.output.stem}.{wanted}")
+            raise misuse(f"{chosen} needs a file to write to: -o FILE.")
+        check_picture(f"{options.output.stem}.{form}")
 
 
 # -- the formats: each is imported at its first use, so that text does not load the
@@ -188,7 +196,9 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     from minipipe.render.terminal import has_colour
     from minipipe.render.text import draw_text
 
-    width = max(40, columns_of_terminal(80)) if options.width is None else options.width
+    width = options.width
+    if width is None:
+        width = max(40, columns_of_terminal(80))
     colour = options.output is None and has_colour()
     return f"{draw_text(*timelines, width=width, colour=colour)}\n"
 
@@ -196,21 +206,23 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
 def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
     from minipipe.render.files import drawing
 
-    given = fields(options, "title")
+    look = fields(options, "title")
     if options.format in _PICTURES:
-        given |= fields(options, "width", "font_size", "messages", "animated")
-        given["legend"] = not options.no_legend
+        look |= fields(options, "width", "font_size", "messages", "animated")
+        look["legend"] = not options.no_legend
+    look = {name: value for name, value in look.items() if value is not None}
     try:
-        given = {name: value for name, value in given.items() if value is not None}
-        return drawing(_DRAWN[options.format], *timelines, **given)
+        return drawing(_DRAWN[options.format], *timelines, **look)
     except ValueError as error:  # times that a format cannot hold
         raise misuse(str(error)) from None
 
 
 def _as_json(tables: Sequence[ActionTable]) -> str:
-    found = []
+    data = []
     for table in tables:
         rows = [list(map(str, row)) for row in table.actions]
-        own = {"placement": table.placement, "actions": rows}
-        found.append({**sizes_as_data(table), **own})
-    return as_json(found[0] if len(found) == 1 else found) + "\n"
+        content = {"placement": table.placement, "actions": rows}
+        data.append({**sizes_as_data(table), **content})
+    if len(data) == 1:
+        return as_json(data[0]) + "\n"
+    return as_json(data) + "\n"

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     one_step, schedule, costs = schedule_and_costs(options)
     verify(schedule)
     timeline = simulate(one_step, costs, options.steps, options.wait)
-    found = tuple(
+    known = tuple(
         gap._replace(bound=known_bound(gap.workload, gap.objective))
         for gap in gaps(one_step, costs, timeline)
     )
@@ -37,16 +37,18 @@ def run(options: argparse.Namespace) -> ExitStatus:
     details = {"busy": busy, "idle": idle, "critical_path": _path(timeline)}
     table = _table(timeline, idle, options.sends_block)
     lines = [f"{schedule.describe(', ')}\n\n{table}\n", *_about(schedule, timeline)]
-    lines += _compared(schedule, found)
+    lines += _compared(schedule, known)
     lines.append(f"makespan {timeline.makespan:g} {timeline.unit}")
-    data = {**figures(schedule, timeline), **gaps_as_data(found), **details}
+    data = {**figures(schedule, timeline), **gaps_as_data(known), **details}
     return answer(options, data, "\n".join(lines))
 
 
 def _about(schedule: ActionTable, timeline: Timeline) -> list[str]:
     """Return the lines between the table and the bounds."""
     lines = []
-    counted = ONE_UNIT if timeline.pairs_per_microbatch else "(stage, microbatch) pairs"
+    counted = "(stage, microbatch) pairs"
+    if timeline.pairs_per_microbatch:
+        counted = ONE_UNIT
     lines.append(f"busy and idle times in {timeline.unit}; activations in {counted}")
     if schedule.num_stages > schedule.num_ranks:
         lines.append("the costs apply to each stage of a rank")
@@ -71,22 +73,22 @@ def _table(
     causes = [cause for cause in IdleCause if is_seen.get(cause, True)]
     rows = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     pairs = timeline.pairs_per_microbatch or 1
+    peak_memory = timeline.peak_memory or [0.0] * timeline.num_ranks
     for rank in range(timeline.num_ranks):
         idle = (idle_by_cause[rank][cause] for cause in causes)
         activations = timeline.peak_activations[rank] / pairs
-        memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
-        numbers = (timeline.busy(rank), *idle, activations, memory)
+        numbers = (timeline.busy(rank), *idle, activations, peak_memory[rank])
         rows.append([str(rank), *map("{:g}".format, numbers)])
     return text_table(rows, right=range(len(rows[0])))
 
 
-def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
-    """Compare makespan and own spans with the best possible for the memory of the
-    schedule.
+def _compared(schedule: ActionTable, known: tuple[Gap, ...]) -> list[str]:
+    """Compare the makespan and the longest span of a rank with the best possible for
+    the memory of the schedule.
     """
-    if not found:
+    if not known:
         return []
-    makespan, span = found
+    makespan, span = known
     limited = f"with memory {makespan.workload.memory_limit[0]:g} per rank"
     if ActionKind.BACKWARD in schedule.kinds:
         limited += ", whether backwards are split or not,"
@@ -101,7 +103,9 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
 def _above(gap: Gap) -> str:
     if gap.relative > ROUNDING:
         return f"at most {100 * gap.relative:.3g} % above"
-    return "recorded in the gallery as" if gap.bound.name == GALLERY else "proved to be"
+    if gap.bound.name == GALLERY:
+        return "recorded in the gallery as"
+    return "proved to be"
 
 
 def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:

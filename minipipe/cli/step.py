@@ -51,11 +51,14 @@ def run(options: argparse.Namespace) -> ExitStatus:
         or options.json
         or (options.first, options.last, options.at) != (None, None, None)
     )
-    screen = None if is_chosen else screen_of_this_terminal()
-    if screen is not None and not step_with_keys(walkthrough, screen, has_colour()):
-        return ExitStatus.INTERRUPTED
-    if screen is None:
-        for text in write_snapshots(walkthrough, numbers, options.json):
-            if not put(text):
-                break
-    return ExitStatus.YES if walkthrough.is_legal else ExitStatus.NO
+    status = ExitStatus(not walkthrough.is_legal)
+    if not is_chosen:
+        screen = screen_of_this_terminal()
+        if screen is not None:
+            if step_with_keys(walkthrough, screen, has_colour()):
+                return status
+            return ExitStatus.INTERRUPTED
+    for text in write_snapshots(walkthrough, numbers, options.json):
+        if not put(text):
+            break
+    return status

@@ -29,15 +29,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     usual = f"numbers of ranks (default: {NUM_RANKS})"
     add("--ranks", **several, default=[NUM_RANKS], metavar="P,…", help=usual)
     usual = f"numbers of microbatches (default: {NUM_MICROBATCHES})"
-    given = {**several, "default": [NUM_MICROBATCHES]}
-    add("--microbatches", **given, metavar="M,…", help=usual)
+    batch = {**several, "default": [NUM_MICROBATCHES]}
+    add("--microbatches", **batch, metavar="M,…", help=usual)
     usual = "names of schedules (default: all)"
     names: dict[str, Any] = {"type": _names, "default": list(REGISTRY)}
     add("--schedules", **names, metavar="NAME,…", help=usual)
     usual = "stages per rank (default: the default of each schedule)"
     add("--chunks", **several, default=[None], metavar="V,…", help=usual)
-    share = "costs of all layers of a rank, divided among its stages"
-    lists = f"{share}; several lists, each as for `minipipe simulate`"
+    costs = "costs of all layers of a rank, divided among its stages"
+    lists = f"{costs}; several lists, each as for `minipipe simulate`"
     add("--costs", nargs="+", default=[""], metavar="F=…,I=…|FILE.json", help=lists)
     add_sends_block(parser)
     add_output(parser, "write to FILE, .csv or .json (default: print CSV)")
@@ -45,20 +45,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
-    written = _json if options.json else csv_of
+    ending = ".json" if options.json else ".csv"
     if options.output is not None:
-        written = _WRITTEN[ending_of(options.output, _WRITTEN)]
+        ending = ending_of(options.output, _WRITTEN)
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     sizes = options.ranks, options.microbatches, options.schedules, options.chunks
     with Progress("timing schedules", is_long=False) as progress:
         rows = sweep(*sizes, costs, progress.watch)
+    content = _WRITTEN[ending](rows)
     if options.output is None:
-        put(written(rows), end="")
+        put(content, end="")
         return ExitStatus.YES
     errors = sum(row["error"] is not None for row in rows)
     more = f": {counted(len(rows), 'row')}, {errors} with an error"
     facts = {"rows": len(rows), "errors": errors}
-    return write_file(options.output, written(rows), options, more, **facts)
+    return write_file(options.output, content, options, more, **facts)
 
 
 def _names(text: str) -> list[str]:

@@ -22,7 +22,6 @@ from weakref import ref
 import numpy as np
 
 from minipipe.comm.channel import ReceiveChannel, SendChannel
-from minipipe.comm.job.mpi_job import MPI
 from minipipe.core.comm.message import (
     HEADER_SIZE,
     Header,
@@ -31,6 +30,7 @@ from minipipe.core.comm.message import (
     packed_form,
     packed_step,
 )
+from minipipe.core.comm.mpi_process import MPI
 from minipipe.core.comm.posted import LONGEST as LONGEST
 from minipipe.core.comm.posted import Posted as Posted
 

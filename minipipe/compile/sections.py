@@ -199,7 +199,7 @@ class Sections:
         namespace |= {f"{of_parameters}{i}": each for i, each in enumerate(arrays)}
         of_gradients = "l" if self.has_leaves else "d"
         namespace |= {f"{of_gradients}{i}": each for i, each in enumerate(gradients)}
-        # Of no bytes, if all temporaries are arrays without elements.
+        # It has no bytes if all temporaries are arrays without elements.
         if "temporary" in self._code_of_arrays.co_names:
             memory = pool.memory(self.temporary_bytes, self.dialect)
             namespace["temporary"] = partial(self.dialect.in_memory, memory)

@@ -53,8 +53,9 @@ def as_workflow(exercises: Sequence[Exercise], is_own: bool = False) -> str:
     The hidden tests run only for minipipe's exercises; for others a repository has only
     the visible tests.
     """
-    grade = "minipipe grade . --hide-hidden --only {}"
-    command = "python -m pytest test_{}.py" if is_own else grade
+    command = "minipipe grade . --hide-hidden --only {}"
+    if is_own:
+        command = "python -m pytest test_{}.py"
     steps = ""
     results = []
     runners = []
@@ -99,8 +100,8 @@ def _wheel() -> tuple[str, bytes]:
     record = "".join(
         f"{name},sha256={_digest(each)},{len(each)}\n" for name, each in content.items()
     )
-    own = f"{stem}.dist-info/RECORD"
-    content[own] = f"{record}{own},,\n".encode()
+    path_of_record = f"{stem}.dist-info/RECORD"
+    content[path_of_record] = f"{record}{path_of_record},,\n".encode()
     return f"{stem}-py3-none-any.whl", _zipped(content)
 
 

@@ -7,10 +7,8 @@ lists of them. So student code cannot replace a comparison, and has neither the 
 the expected value. Arguments other than plain data, such as tensors or a schedule, are
 built around the call by a function of the checks that is marked ``remote``::
 
-    @remote
-    def differentiated(
-        task, a, b, gradient
-    ):  # runs in the student's process; task is the module
+    @remote  # runs in the student's process; task is the module
+    def differentiated(task, a, b, gradient):
         x, y = Tensor(a, requires_grad=True), Tensor(b, requires_grad=True)
         result = task.multiply(x, y)
         result.backward(gradient)
@@ -59,7 +57,7 @@ class Task:
 
     Examples
     --------
-    >>> Task(lambda function, given: f"{function}{given}").rows(2, 3)
+    >>> Task(lambda function, arguments: f"{function}{arguments}").rows(2, 3)
     'rows(2, 3)'
     """
 
@@ -78,7 +76,7 @@ class Task:
         # name
         if name.startswith("__"):
             raise AttributeError(f"A Task has no {name}.")
-        return lambda *given: self._ask(name, given)
+        return lambda *arguments: self._ask(name, arguments)
 
 
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,12 +98,12 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(function)
-    def asked(task: Any, *given: Any) -> Any:
+    def wrapper(task: Any, *arguments: Any) -> Any:
         if isinstance(task, Task):
-            return task._ask(asked, given)
-        return function(task, *given)
+            return task._ask(wrapper, arguments)
+        return function(task, *arguments)
 
-    return asked
+    return wrapper
 
 
 def local_task(module: ModuleType) -> Task:
@@ -120,14 +118,14 @@ def local_task(module: ModuleType) -> Task:
     [0, 1, 2]
     """
 
-    def ask(function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        return unpacked(packed_result(module, function, unpacked(packed(given))))
+    def ask(function: str | Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        return unpacked(packed_result(module, function, unpacked(packed(arguments))))
 
     return Task(ask)
 
 
 def packed_result(
-    module: ModuleType, function: str | Callable[..., Any], given: Sequence[Any]
+    module: ModuleType, function: str | Callable[..., Any], arguments: Sequence[Any]
 ) -> Any:
     """Call a function with plain data, and return its result packed."""
     if isinstance(function, str):
@@ -144,8 +142,8 @@ def packed_result(
         name = function.__name__
         called = partial(function, module)
     # before the student's code can change the arguments
-    call = f"{name}({', '.join(map(shown, given))})"
-    return packed(called(*given), call)
+    call = f"{name}({', '.join(map(shown, arguments))})"
+    return packed(called(*arguments), call)
 
 
 def packed(value: Any, what: str = "an argument") -> Any:
@@ -165,8 +163,10 @@ def packed(value: Any, what: str = "an argument") -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, int):
+        return int(value)
     if isinstance(value, Real):
-        return int(value) if isinstance(value, int) else float(value)
+        return float(value)
     if isinstance(value, (Sequence, Iterator)) and not isinstance(value, bytes):
         return [packed(item, what) for item in value]
     expected = "numbers, text, or lists of them"
@@ -229,8 +229,10 @@ class Failed(Exception):
     """A call of the student's code failed, in this process or another."""
 
     def __init__(self, outcome: CheckResult) -> None:
-        where = f" ({outcome.where})" if outcome.where else ""
-        super().__init__(outcome.reason + where)
+        message = outcome.reason
+        if outcome.where:
+            message += f" ({outcome.where})"
+        super().__init__(message)
         self.outcome = outcome
 
 
@@ -267,8 +269,8 @@ def load_checks(name: str, text: str) -> ModuleType:
     try:
         return load(f"checks_of_{name}", text)
     except Exception as error:
-        said = f"its checks cannot be loaded: {type(error).__name__}: {error}"
-        raise CourseworkError("damaged", f"{name}: {said}.") from None
+        problem = f"its checks cannot be loaded: {type(error).__name__}: {error}"
+        raise CourseworkError("damaged", f"{name}: {problem}.") from None
 
 
 def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:
@@ -287,13 +289,13 @@ def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:
 
 
 def reply_of(
-    task: ModuleType, function: str | Callable[..., Any], given: Any, text: str
+    task: ModuleType, function: str | Callable[..., Any], arguments: Any, text: str
 ) -> dict[str, Any]:
     """Return the reply to a call: its value, or the result of a test whose call raised
     this exception.
     """
     try:
-        return {"value": packed_result(task, function, unpacked(given))}
+        return {"value": packed_result(task, function, unpacked(arguments))}
     except BaseException as error:
         return {"outcome": outcome_of(error, str(task.__file__), text)._asdict()}
 
@@ -321,7 +323,9 @@ def value_of(reply: Mapping[str, Any]) -> Any:
 
 
 def _cut(value: Any) -> Any:
-    return value[:_LONGEST] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value[:_LONGEST]
+    return value
 
 
 def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckResult:
@@ -332,25 +336,25 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
         values = (str(error), error.expected, error.got)
         return CheckResult(False, *values, compared=error.what, drawing=error.drawing)
     if is_unwritten:
-        said = f"not written yet: {_words(error)}"
+        reason = f"not written yet: {_message(error)}"
     elif isinstance(error, SystemExit):
-        said = f"it called sys.exit({shown(error.code)}); return a result instead"
+        reason = f"it called sys.exit({shown(error.code)}); return a result instead"
     elif isinstance(error, MemoryError):
-        said = "it needed more memory than a task may use"
+        reason = "it needed more memory than a task may use"
     elif isinstance(error, AssertionError):
-        said = _words(error) or "an assertion failed"
+        reason = _message(error) or "an assertion failed"
     elif isinstance(error, SyntaxError) and error.filename in (path, None):
-        said = f"it is not valid Python: {error.msg}"
+        reason = f"it is not valid Python: {error.msg}"
         where = ""
         if error.lineno:
             line = (error.text or "").strip()[:_LONGEST_LINE]
             where = f"line {error.lineno}: {line}"
     else:
-        said = f"it raised {type(error).__name__}: {_words(error)}"
-    return CheckResult(False, said, where=where, is_unwritten=is_unwritten)
+        reason = f"it raised {type(error).__name__}: {_message(error)}"
+    return CheckResult(False, reason, where=where, is_unwritten=is_unwritten)
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
         return str(error)[:2000]
     except Exception:

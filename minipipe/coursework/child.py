@@ -27,7 +27,7 @@ from typing import Any
 
 import minipipe
 from minipipe.autograd.watch import watch_everything
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.coursework.checking import CheckResult, load, outcome_of, reply_of
 from minipipe.coursework.imports import findings, guarded_builtins
 from minipipe.coursework.sandbox import contained
@@ -65,9 +65,9 @@ def _import_packages() -> None:
     process is contained. Then Python finds what is in the packages, but no further
     package.
     """
-    for found in iter_modules(minipipe.__path__):
-        if found.ispkg or found.name == "testing":
-            import_module(f"minipipe.{found.name}")
+    for module in iter_modules(minipipe.__path__):
+        if module.ispkg or module.name == "testing":
+            import_module(f"minipipe.{module.name}")
 
 
 def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -80,32 +80,30 @@ def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     checks = load(f"checks_of_{job['task']}", job["checks"])
     watch_everything()
     content = base64.b64decode(job["content"])
-    given = [(module, name) for module, name in job["given"]]
+    allowed = [(module, name) for module, name in job["given"]]
     file = Path(f"{job['task']}.py")
     flags = list[str]()
     file.write_bytes(content)
     try:
         text = decode_source(content)
     except (SyntaxError, UnicodeError, LookupError) as error:
-        yield {
-            "outcome": CheckResult(False, f"it is not valid Python: {error}")._asdict()
-        }
+        outcome = CheckResult(False, f"it is not valid Python: {error}")
+        yield {"outcome": outcome._asdict()}
         return
     try:
-        flags += findings(ast.parse(text, str(file)), given)
+        flags += findings(ast.parse(text, str(file)), allowed)
         yield {"flags": flags}  # before any of the student's code has run
-        task = load(
-            job["task"], text, file, {"__builtins__": guarded_builtins(given, flags)}
-        )
+        names = {"__builtins__": guarded_builtins(allowed, flags)}
+        task = load(job["task"], text, file, names)
     except BaseException as error:
         yield {"outcome": outcome_of(error, str(file), text)._asdict(), "flags": flags}
         return
     yield {"loaded": True, "flags": flags}
     for line in calls:
         call = json.loads(line)
-        function = (
-            getattr(checks, call["function"]) if call["is_remote"] else call["function"]
-        )
+        function = call["function"]
+        if call["is_remote"]:
+            function = getattr(checks, function)
         yield {**reply_of(task, function, call["given"], text), "flags": flags}
 
 

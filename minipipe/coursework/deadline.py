@@ -16,7 +16,7 @@ _LONGEST = 4 << 20  # bytes of a file with times; Gradescope's holds all earlier
 _DAY = timedelta(days=1)
 
 
-class Handed(NamedTuple):
+class SubmissionTimes(NamedTuple):
     """The times of submissions and their deadline.
 
     Attributes
@@ -64,7 +64,7 @@ def moment(text: str) -> datetime:
     return time
 
 
-def read_times(path: str | Path) -> Handed:
+def read_times(path: str | Path) -> SubmissionTimes:
     """Read the times of submissions: CSV lines ``submission,time``, or Gradescope's
     ``submission_metadata.json``.
 
@@ -94,14 +94,14 @@ def read_times(path: str | Path) -> Handed:
             problem = f"{named} has two times for {quoted(name.strip())}"
             raise ArgumentError(f"{problem}; keep one line for each.")
         times[name.strip()] = moment(time)
-    return Handed(times)
+    return SubmissionTimes(times)
 
 
 def _not_of_gradescope(path: str | Path, reason: str) -> FileError:
     return FileError.of(path, f"it is not Gradescope's metadata ({reason})", "damaged")
 
 
-def _of_gradescope(text: str, path: str | Path) -> Handed:
+def _of_gradescope(text: str, path: str | Path) -> SubmissionTimes:
     with reading(partial(_not_of_gradescope, path)):
         data = json_value(parse_json(text), dict, "it")
         due = json_value(data["assignment"], dict, "assignment").get("due_date")
@@ -109,6 +109,8 @@ def _of_gradescope(text: str, path: str | Path) -> Handed:
             json_value(user["email"], str, "email")
             for user in json_value(data["users"], list, "users")
         )
-        handed = moment(json_value(data["created_at"], str, "created_at"))
-    deadline = None if due is None else moment(str(due))
-    return Handed({"": handed}, deadline, users[0] if users else None)
+        created = moment(json_value(data["created_at"], str, "created_at"))
+    deadline: datetime | None = None
+    if due is not None:
+        deadline = moment(str(due))
+    return SubmissionTimes({"": created}, deadline, next(iter(users), None))

@@ -67,7 +67,7 @@ _LONGEST = 1 << 20  # bytes of a file
 _HERE = Path(__file__).resolve().parent
 # A wheel has the exercises beside this file (setup.py); a clone has them among the
 # lessons.
-_OWN = next(
+_MINIPIPES = next(
     filter(Path.is_dir, [_HERE / "exercises"]),
     _HERE.parent.parent / "tutorials" / "exercises",
 )
@@ -123,18 +123,18 @@ class Exercise:
     @property
     def lesson(self) -> str:
         """The number of its lesson."""
-        found = re.search(r"^Lesson (\d\d)", self.statement, re.MULTILINE)
-        if found is None:
+        match = re.search(r"^Lesson (\d\d)", self.statement, re.MULTILINE)
+        if match is None:
             how = "begin a paragraph of it with 'Lesson 05', two digits"
             raise self._broken(f"its docstring names no lesson; {how}")
-        return found[1]
+        return match[1]
 
     @cached_property
     def stub(self) -> str:
         """The student's file: the solution without the marked parts, with the
         uncommented stubs in their place.
         """
-        text = _MARKED.sub(lambda found: _COMMENT.sub(r"\1", found[2]), self.solution)
+        text = _MARKED.sub(lambda match: _COMMENT.sub(r"\1", match[2]), self.solution)
         if text == self.solution or _MARKER.search(text):
             markers = "it needs the lines # SOLUTION, # STUB and # END"
             raise self._broken(f"{markers}, each on a line of its own, in turn")
@@ -143,7 +143,7 @@ class Exercise:
     @property
     def answer(self) -> str:
         """The solution as a student would submit it, without markers."""
-        return _MARKED.sub(lambda found: found[1], self.solution)
+        return _MARKED.sub(lambda match: match[1], self.solution)
 
     @cached_property
     def visible_checks(self) -> str:
@@ -162,10 +162,10 @@ class Exercise:
             return []
         try:
             groups = ast.literal_eval(node.value)
-            is_so = all(map(_are_alternatives, groups))
+            are_right = all(map(_are_alternatives, groups))
         except (ValueError, TypeError, RecursionError):
-            is_so = False
-        if not is_so:
+            are_right = False
+        if not are_right:
             problem = f"VARIANTS of its checks, line {node.lineno}"
             reason = f"{problem}, are not lists of tuples of texts"
             how = "each a list of two or more tuples with equally many texts"
@@ -185,12 +185,12 @@ class Exercise:
         case and encoding.
         """
         name = normalize("NFC", student.strip()).casefold()
-        found = []
+        indices = []
         for number, group in enumerate(self.variants):
             seed = f"{name}\0{self.name}\0{number}".encode("utf-8", "replace")
             drawn = blake2b(seed, digest_size=8).digest()
-            found.append(int.from_bytes(drawn) % len(group))
-        return found
+            indices.append(int.from_bytes(drawn) % len(group))
+        return indices
 
     def for_student(self, student: str) -> Exercise:
         """Return the exercise with the numbers that a name draws."""
@@ -201,7 +201,7 @@ class Exercise:
             return self
         longest_first = sorted(texts, key=len, reverse=True)
         any_of = re.compile("|".join(map(re.escape, longest_first)))
-        draw = partial(any_of.sub, lambda found: texts[found[0]])
+        draw = partial(any_of.sub, lambda match: texts[match[0]])
         return replace(self, solution=draw(self.solution), checks=draw(self.checks))
 
     def all_drawn(self) -> Iterator[str]:
@@ -226,12 +226,12 @@ class Exercise:
     def tests(self) -> tuple[Test, ...]:
         """Every test, the visible ones first."""
         last_visible = self.visible_checks.count("\n")
-        found = []
+        tests = []
         for node in self._functions:
             if node.name.startswith("test_"):
-                said = _said(ast.get_docstring(node) or "")
-                found.append(Test(node.name, *said, node.lineno > last_visible))
-        return tuple(found)
+                parts = _parts_of(ast.get_docstring(node) or "")
+                tests.append(Test(node.name, *parts, node.lineno > last_visible))
+        return tuple(tests)
 
     @property
     def _functions(self) -> list[ast.FunctionDef]:
@@ -257,8 +257,8 @@ class Exercise:
             problem = f"its docstring begins with {quoted(first)}"
             raise self._broken(f"{problem}; expected '{number} title: its subject.'")
         _ = self.lesson
-        for found in _MARKED.finditer(self.solution):
-            for line in map(str.strip, found[2].splitlines()):
+        for match in _MARKED.finditer(self.solution):
+            for line in map(str.strip, match[2].splitlines()):
                 if line and not line.startswith("#"):
                     problem = f"between # STUB and # END is {quoted(line)}"
                     how = "expected comments, which become the student's code"
@@ -297,8 +297,8 @@ class Exercise:
                 problem = f"its checks have two tests {node.name}"
                 raise self._broken(f"{problem}, of which Python keeps one; rename one")
             if [each.arg for each in node.args.args] != ["task"]:
-                given = f"{node.name}({ast.unparse(node.args)}) has the wrong arguments"
-                raise self._broken(f"{given}; expected task")
+                test = f"{node.name}({ast.unparse(node.args)})"
+                raise self._broken(f"{test} has the wrong arguments; expected task")
             if not ast.get_docstring(node):
                 problem = f"{node.name} has no docstring"
                 how = "its first paragraph says what the test means"
@@ -330,13 +330,13 @@ def _are_alternatives(group: Any) -> bool:
     return is_text and len(group) > 1 and len(set(map(len, group))) == 1
 
 
-def _said(docstring: str) -> tuple[str, str, float]:
+def _parts_of(docstring: str) -> tuple[str, str, float]:
     """Return the first paragraph of a docstring, the hint, and the points."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
     hints = [each[6:] for each in paragraphs if each.startswith("Hint: ")]
     points = [each[8:] for each in paragraphs if each.startswith("Points: ")]
     try:
-        weight = float(points[0]) if points else 1.0
+        weight = float(next(iter(points), 1))
     except ValueError:
         weight = inf
     if not 0 < weight < inf:
@@ -353,19 +353,23 @@ def total(points: Iterable[float]) -> float:
     >>> total([0.1, 0.2, 2]), total([1.0, 2.0])
     (2.3, 3)
     """
-    found = round(sum(points), 6)
-    return int(found) if found == int(found) else found
+    result = round(sum(points), 6)
+    if result == int(result):
+        return int(result)
+    return result
 
 
-def find_source(given: str | Path | None = None) -> Path:
-    """Return the directory with the exercises: the given one, or minipipe's own.
+def find_source(path: str | Path | None = None) -> Path:
+    """Return the directory with the exercises, by default minipipe's.
 
     Raises
     ------
     CourseworkError
         Code ``not-found``.
     """
-    source = _OWN if given is None else Path(given)
+    source = _MINIPIPES
+    if path is not None:
+        source = Path(path)
     # glob raises for names that are too long
     if not (os.path.isdir(source) and any(source.glob("[0-9][0-9]_*.py"))):
         raise CourseworkError(
@@ -397,9 +401,9 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
         if not checks.is_file():
             problem = f"'{path}' has no tests"
             raise CourseworkError("not-found", f"{problem}: '{checks}' is missing.")
-        found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
-        found.check()
-        exercises.append(found)
+        exercise = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
+        exercise.check()
+        exercises.append(exercise)
     if student is None:
         return exercises
     return [exercise.for_student(student) for exercise in exercises]
@@ -418,9 +422,11 @@ def named(exercises: Iterable[Exercise], name: str) -> Exercise:
         return by_name[name]
     near = [known for known in by_name if name and name in known]
     near = near or get_close_matches(name, by_name, 1)
-    guess = f" Did you mean {near[0]}?" if near else ""
+    problem = f"There is no task {name!r}."
+    if near:
+        problem += f" Did you mean {near[0]}?"
     tasks = f"The tasks are {', '.join(by_name)}."
-    raise CourseworkError("name", f"There is no task {name!r}.{guess} {tasks}")
+    raise CourseworkError("name", f"{problem} {tasks}")
 
 
 def chosen_of(
@@ -446,6 +452,7 @@ def chosen_of(
     """
     if only is None:
         return list(exercises)
-    names = [only] if isinstance(only, str) else only
-    wanted = {named(exercises, name).name for name in names}
-    return [exercise for exercise in exercises if exercise.name in wanted]
+    if isinstance(only, str):
+        only = [only]
+    names = {named(exercises, name).name for name in only}
+    return [exercise for exercise in exercises if exercise.name in names]

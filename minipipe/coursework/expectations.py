@@ -23,7 +23,7 @@ from minipipe.errors import ScheduleError, counted
 __tracebackhide__ = True
 _LONGEST = 400
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # differs in each run
-_WORDS: dict[type, str] = {
+_NAMES: dict[type, str] = {
     Real: "a number",
     np.ndarray: "an array",
     str: "text",
@@ -50,8 +50,10 @@ class Unexpected(AssertionError):
     """
 
     def __init__(self, what: str, expected: str, got: str, drawing: str = "") -> None:
-        below = f"\n\n{drawing}\n" if drawing else ""
-        super().__init__(f"{what}: expected {expected}, got {got}{below}")
+        message = f"{what}: expected {expected}, got {got}"
+        if drawing:
+            message += f"\n\n{drawing}\n"
+        super().__init__(message)
         self.what = what
         self.expected = expected
         self.got = got
@@ -69,7 +71,9 @@ def expect_that(is_so: bool, what: str, expected: str, got: object) -> None:
     >>> expect_that(2 == 2, "calls of the function", "one in each pass", 2)
     """
     if not is_so:
-        raise Unexpected(what, expected, got if isinstance(got, str) else shown(got))
+        if not isinstance(got, str):
+            got = shown(got)
+        raise Unexpected(what, expected, got)
 
 
 def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
@@ -79,14 +83,14 @@ def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
     --------
     >>> expect_type([1], (list, tuple), "rows(1, 1)")
     """
-    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(kind, tuple):
+        kind = (kind,)
     names = " or ".join(
-        _WORDS.get(each, f"a value of type {each.__name__}") for each in kinds
+        _NAMES.get(each, f"a value of type {each.__name__}") for each in kind
     )
+    how = f" of type {type(got).__name__}"
     if got is None:
         how = ", as from a function that ends without `return`"
-    else:
-        how = f" of type {type(got).__name__}"
     expect_that(isinstance(got, kind), what, names, f"{shown(got)}{how}")
 
 
@@ -98,14 +102,13 @@ def expect_sequence(got: Any, what: str) -> list[Any]:
     >>> expect_sequence((rank for rank in range(2)), "ranks")
     [0, 1]
     """
-    is_sequence = isinstance(got, (Sequence, Iterator)) and not isinstance(
-        got, (str, bytes)
-    )
-    is_sequence = is_sequence or (isinstance(got, np.ndarray) and got.ndim > 0)
-    expect_that(
-        is_sequence, what, "a list", f"{shown(got)} of type {type(got).__name__}"
-    )
-    return got.tolist() if isinstance(got, np.ndarray) else list(got)
+    if isinstance(got, np.ndarray) and got.ndim > 0:
+        return got.tolist()
+    is_sequence = isinstance(got, (Sequence, Iterator))
+    is_list = is_sequence and not isinstance(got, (str, bytes))
+    actual = f"{shown(got)} of type {type(got).__name__}"
+    expect_that(is_list, what, "a list", actual)
+    return list(got)
 
 
 def expect_equal(got: object, expected: object, what: str) -> None:
@@ -207,8 +210,8 @@ def expect_legal(
     try:
         verify(schedule, memory_limit)
     except ScheduleError as error:
-        found = f"one that is not. {error.problems[0].message}"
-        raise Unexpected(what, "a legal schedule", found, error.grid) from None
+        actual = f"one that is not. {error.problems[0].message}"
+        raise Unexpected(what, "a legal schedule", actual, error.grid) from None
 
 
 def shown(value: object) -> str:

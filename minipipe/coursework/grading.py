@@ -148,7 +148,7 @@ class TaskReport:
                 "expected": result.expected,
                 "got": result.got,
                 "where": result.where,
-                "hint": "" if result.passed else test.hint,
+                "hint": test.hint * (not result.passed),
             }
             for test, result in self.outcomes
         ]
@@ -180,7 +180,7 @@ class TaskReport:
 
     def __str__(self) -> str:
         points = f"{self.exercise.name:22} {self.points:2} of {self.possible:2}"
-        lines = [f"{points}  {self._verdict}".rstrip()]
+        lines = [f"{points}  {self._state}".rstrip()]
         if self.is_of_another:
             lines.append(indent(OF_ANOTHER, "    "))
         if self.flags:
@@ -196,10 +196,12 @@ class TaskReport:
         return printable_lines("\n".join(lines).expandtabs())
 
     @property
-    def _verdict(self) -> str:
+    def _state(self) -> str:
         if self.passed:
             return "done"
-        return "not started" if self.is_untouched else self.problem
+        if self.is_untouched:
+            return "not started"
+        return self.problem
 
 
 def _wrapped(text: str, margin: str) -> list[str]:
@@ -234,7 +236,8 @@ def _reason(result: CheckResult) -> list[str]:
 def _aligned(word: str, text: str) -> list[str]:
     parts = [wrap(part, _WIDTH - 11) or [""] for part in text.rstrip().splitlines()]
     first, *others = chain(*parts)
-    return [f"  {word:8} {first}", *(f"{'':11}{line}" for line in others)]
+    margin = " " * 11
+    return [f"  {word:8} {first}", *(margin + line for line in others)]
 
 
 @dataclass(frozen=True)
@@ -437,8 +440,8 @@ def grade(
         grade_one = partial(_grade_task, submission, time_limit, running)
         tasks = tuple(pool.map(grade_one, chosen))
     by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))
-    later = by_lesson[1 + max(map(by_lesson.index, chosen)) :]
-    following = later[0] if later else None
+    last = max(map(by_lesson.index, chosen))
+    following = next(iter(by_lesson[last + 1 :]), None)
     late = (days_late, late_factor)
     return Report(str(directory), tasks, submission.name, *late, following)
 
@@ -515,8 +518,10 @@ def grade_text(
         try:
             _run_tests(student, exercise, checks, answers, results)
         except (Failed, Ended) as error:
+            reason = str(error)
             is_late = isinstance(error, Late)
-            reason = _LATE.format(time_limit) if is_late else str(error)
+            if is_late:
+                reason = _LATE.format(time_limit)
             if results or student.is_loaded:
                 _fail_next(exercise, reason, is_late, results)
             else:
@@ -577,20 +582,20 @@ def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., A
     arguments return.
     """
 
-    def asked(function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        value = ask(function, given)
-        if isinstance(function, str) and not given and isinstance(value, str):
+    def wrapper(function: str | Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        value = ask(function, arguments)
+        if isinstance(function, str) and not arguments and isinstance(value, str):
             answers[function] = value
         return value
 
-    return asked
+    return wrapper
 
 
 def _renamed(missing: str, files: Collection[str]) -> str:
     """Return a guess at the new name of a missing file."""
     files = [file for file in files if not file.startswith("test_")]
-    own = missing[:-3].partition("_")[2]
-    near = [name for name in files if own in name]
+    subject = missing[:-3].partition("_")[2]
+    near = [name for name in files if subject in name]
     near = near or get_close_matches(missing, files, 1, cutoff=0.8)
     if near:
         return f"; is it {near[0]}? Name it {missing} again"

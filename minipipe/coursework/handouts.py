@@ -23,7 +23,7 @@ from minipipe.errors import CourseworkError, counted
 from minipipe.io import escaped, read_bytes
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_PATIENCE = 120.0  # seconds to print
+_DEADLINE = 120.0  # seconds to print
 
 
 def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
@@ -37,7 +37,9 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
     >>> "<code>bubble_fraction(num_ranks, num_microbatches)</code> is the idle fraction" in page
     True
     """
-    title = "Coursework: solutions, for the instructor" if solutions else "Coursework"
+    title = "Coursework"
+    if solutions:
+        title = "Coursework: solutions, for the instructor"
     lines = chain(*(_section(exercise, solutions) for exercise in exercises))
     return template("handout.html", title=escaped(title), body="\n".join(lines))
 
@@ -55,7 +57,8 @@ def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
         head = "Solution"
         text = exercise.answer
     yield f"<h3>{head}</h3>"
-    yield _code("\n".join(text.split("\n")[ast.parse(text).body[0].end_lineno :]))
+    docstring = ast.parse(text).body[0]
+    yield _code("\n".join(text.split("\n")[docstring.end_lineno :]))
     yield "<h3>Tests</h3><ul>"
     for test in exercise.tests:
         if solutions or not test.is_hidden:
@@ -89,13 +92,13 @@ def _code(text: str) -> str:
 
 
 def _test(test: Test, solutions: bool) -> str:
-    hidden = " (hidden)" if test.is_hidden else ""
-    said = f"<code>{escaped(test.name)}</code>{hidden}: {_inline(test.meaning)}"
+    entry = f"<code>{escaped(test.name)}</code>{' (hidden)' * test.is_hidden}"
+    entry += f": {_inline(test.meaning)}"
     if test.weight != 1:
-        said += f" {counted(total([test.weight]), 'point')}."
+        entry += f" {counted(total([test.weight]), 'point')}."
     if solutions and test.hint:
-        said += f' <span class="hint">Hint: {_inline(test.hint)}</span>'
-    return f"<li>{said}</li>"
+        entry += f' <span class="hint">Hint: {_inline(test.hint)}</span>'
+    return f"<li>{entry}</li>"
 
 
 def as_pdf(page: str) -> bytes:
@@ -115,13 +118,13 @@ def as_pdf(page: str) -> bytes:
         source = Path(folder, "page.html")
         printed = Path(folder, "page.pdf")
         source.write_text(page, "utf-8")
-        words = [browser, "--headless", "--disable-gpu", "--no-pdf-header-footer"]
-        words += [f"--user-data-dir={folder}/profile", f"--print-to-pdf={printed}"]
+        command = [browser, "--headless", "--disable-gpu", "--no-pdf-header-footer"]
+        command += [f"--user-data-dir={folder}/profile", f"--print-to-pdf={printed}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # root has no other way
-            words.append("--no-sandbox")
-        words.append(source.as_uri())
-        limits: dict[str, Any] = {"timeout": _PATIENCE, "check": False}
-        done = subprocess.run(words, capture_output=True, **limits)
+            command.append("--no-sandbox")
+        command.append(source.as_uri())
+        limits: dict[str, Any] = {"timeout": _DEADLINE, "check": False}
+        done = subprocess.run(command, capture_output=True, **limits)
         if done.returncode or not printed.exists():
             last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             problem = f"{browser} printed no PDF"

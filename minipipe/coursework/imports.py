@@ -25,7 +25,7 @@ _MODULES = """
 _WAYS_AROUND = frozenset(_NAMES.split())
 _MODULES_AROUND = frozenset(_MODULES.split())
 
-Given = Collection[tuple[str, str]]
+Names = Collection[tuple[str, str]]
 
 
 def given_names(stub: str) -> list[tuple[str, str]]:
@@ -45,7 +45,7 @@ def given_names(stub: str) -> list[tuple[str, str]]:
     ]
 
 
-def findings(tree: ast.Module, given: Given) -> list[str]:
+def findings(tree: ast.Module, allowed: Names) -> list[str]:
     """Return the names in a student's file that its task does not allow, each with its
     line.
 
@@ -57,34 +57,34 @@ def findings(tree: ast.Module, given: Given) -> list[str]:
     ... )
     ['line 1: minipipe.schedules', 'line 2: gc', 'line 3: sys.modules']
     """
-    found = {
+    refused = {
         (line, _name(module, name))
         for line, module, name in _imports(tree)
-        if _is_refused(module, name, given)
+        if _is_refused(module, name, allowed)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute):
             used = _WAYS_AROUND.intersection(_used(node))
-            found |= {(node.lineno, name) for name in used}
-    return [f"line {line}: {what}" for line, what in sorted(found)]
+            refused |= {(node.lineno, name) for name in used}
+    return [f"line {line}: {what}" for line, what in sorted(refused)]
 
 
-def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
+def guarded_builtins(allowed: Names, flags: list[str]) -> dict[str, Any]:
     """Return builtins for a student's module, whose ``import`` refuses names that the
     task does not allow.
 
-    Refused names that are not among the findings, because the text hides them, are
-    appended to ``found``.
+    Refused names that are not among the flags, because the text hides them, are
+    appended to ``flags``.
     """
 
     def guarded(
         name: str, of: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
-        for wanted in fromlist or ("",):
-            if _is_refused(name, wanted, given):
-                refused = _name(name, wanted)
-                if not any(finding.endswith(f": {refused}") for finding in found):
-                    found.append(f"when it ran: {refused}")
+        for imported in fromlist or ("",):
+            if _is_refused(name, imported, allowed):
+                refused = _name(name, imported)
+                if not any(flag.endswith(f": {refused}") for flag in flags):
+                    flags.append(f"when it ran: {refused}")
                 reason = f"{refused} is not allowed in this task"
                 how = "use the names that its file already imports"
                 raise ImportError(f"{reason}; {how}")
@@ -113,12 +113,14 @@ def _used(node: ast.Name | ast.Attribute) -> tuple[str, ...]:
     return node.attr, f"{owner}.{node.attr}"
 
 
-def _is_refused(module: str, name: str, given: Given) -> bool:
+def _is_refused(module: str, name: str, allowed: Names) -> bool:
     top = module.partition(".")[0]
     if top in _MODULES_AROUND or {name, _name(module, name)} & _WAYS_AROUND:
         return True
-    return top == "minipipe" and (module, name) not in given
+    return top == "minipipe" and (module, name) not in allowed
 
 
 def _name(module: str, name: str) -> str:
-    return f"{module}.{name}" if name else module
+    if not name:
+        return module
+    return f"{module}.{name}"

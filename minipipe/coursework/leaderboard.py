@@ -210,13 +210,13 @@ class Leaderboard:
     ) -> None:
         puzzles = [exercise for exercise in exercises if _levels_of(exercise, None)]
         if len(puzzles) != 1:
-            found = "none of the tasks"
+            names = "none of the tasks"
             how = "The checks of a puzzle have LEVELS"
             if puzzles:
-                found = " and ".join(exercise.name for exercise in puzzles)
+                names = " and ".join(exercise.name for exercise in puzzles)
                 how = "Choose one with --only"
             problem = "A leaderboard is for one puzzle"
-            raise CourseworkError("name", f"{problem}; {found} has levels. {how}.")
+            raise CourseworkError("name", f"{problem}; {names} has levels. {how}.")
         self._path = path
         self._exercise = puzzles[0]
         self._variants = variants
@@ -224,7 +224,9 @@ class Leaderboard:
 
     def levels(self, student: str) -> dict[str, Level]:
         """Return the levels that a student has."""
-        return _levels_of(self._exercise, student if self._variants else None)
+        if self._variants:
+            return _levels_of(self._exercise, student)
+        return _levels_of(self._exercise, None)
 
     def read(self) -> list[Entry]:
         """Return the entries of the file, each checked.
@@ -238,53 +240,56 @@ class Leaderboard:
         """
         with reading(self._not_read):
             text = read_text(self._path, MOST_JSON, pipes=False)
-            found = json_value(parse_json(text), dict, "it")
-            if found["format"] != _FORMAT:
-                problem = f"its format is {quoted(found['format'])}"
+            data = json_value(parse_json(text), dict, "it")
+            if data["format"] != _FORMAT:
+                problem = f"its format is {quoted(data['format'])}"
                 raise ArgumentError(f"{problem}, expected {_FORMAT!r}")
-            told = json_value(found["entries"], list, "entries")
-            for each in told:
+            entries = json_value(data["entries"], list, "entries")
+            for each in entries:
                 json_value(each, dict, "an entry")
-            for each in told:
+            for each in entries:
                 for name in ("student", "level", "asked", "schedule"):
                     json_value(each[name], str, name)
-            other = json_value(found["puzzle"], str, "puzzle")
+            other = json_value(data["puzzle"], str, "puzzle")
         if other != self._exercise.name:
             problem = f"{self._named} belongs to {quoted(other)}"
             graded = f"but {self._exercise.name} is graded"
             how = "Use one file for each puzzle"
             raise CourseworkError("name", f"{problem}, {graded}. {how}.")
-        return [self._checked(each) for each in told]
+        return [self._checked(each) for each in entries]
 
     def _not_read(self, reason: str) -> FileError:
         message = f"{self._named} cannot be read as a leaderboard: {reason}. {_REMEDY}."
         return FileError("damaged", message)
 
-    def _checked(self, told: Mapping[str, Any]) -> Entry:
+    def _checked(self, data: Mapping[str, Any]) -> Entry:
         """Return an entry with the figures computed here, if they agree with the
         file.
         """
-        level = self.levels(told["student"]).get(told["level"])
-        who = f"{quoted(told['student'])} for {quoted(told['level'])}"
+        level = self.levels(data["student"]).get(data["level"])
+        who = f"{quoted(data['student'])} for {quoted(data['level'])}"
         which = f"{self._named} has an entry of {who}"
-        if level is None or str(level) != told["asked"]:
+        if level is None or str(level) != data["asked"]:
             how = (
                 "Give the --source and the --variants with which it was written, or "
                 "another file"
             )
-            own = "there is no such level" if level is None else f"that is {level}"
-            problem = f"{which}: {quoted(told['asked'], 200)}"
-            raise CourseworkError("name", f"{problem}. Here {own}. {how}.")
+            here = "there is no such level"
+            if level is not None:
+                here = f"that is {level}"
+            problem = f"{which}: {quoted(data['asked'], 200)}"
+            raise CourseworkError("name", f"{problem}. Here {here}. {how}.")
         try:
-            entry = Entry.of(told["student"], told["level"], level, told["schedule"])
+            entry = Entry.of(data["student"], data["level"], level, data["schedule"])
         except ScheduleError as error:
-            said = error.problems[0].message
+            reason = error.problems[0].message
             problem = f"{which}, whose schedule is not a solution"
-            raise FileError("damaged", f"{problem}: {said} {_REMEDY}.") from None
+            raise FileError("damaged", f"{problem}: {reason} {_REMEDY}.") from None
         for name, value in entry.as_json().items():
-            if told.get(name) != value:
-                said = f"whose {name} is {quoted(told.get(name))}; here it is {value}"
-                raise FileError("damaged", f"{which}, {said}. {_REMEDY}.")
+            if data.get(name) != value:
+                values = f"is {quoted(data.get(name))}; here it is {value}"
+                problem = f"{which}, whose {name} {values}"
+                raise FileError("damaged", f"{problem}. {_REMEDY}.")
         return entry
 
     def add(self, answers: Iterable[tuple[str, Mapping[str, str]]]) -> list[Entry]:
@@ -295,15 +300,15 @@ class Leaderboard:
         for each other, so that no entry is lost; on Windows they do not wait.
         """
         new: list[Entry] = []
-        for student, own in answers:
-            new += entries_of(student, self.levels(student), own)
+        for student, schedules in answers:
+            new += entries_of(student, self.levels(student), schedules)
         with _alone_in(self._path.absolute().parent):
-            known = self.read() if os.path.lexists(self._path) else []
-            entries = best_of(known + new)
-            told = [entry.as_json() for entry in entries]
-            about = {"format": _FORMAT, "puzzle": self._exercise.name}
-            content = json.dumps({**about, "entries": told}, indent=1)
-            write_whole(self._path, content + "\n")
+            if os.path.lexists(self._path):
+                new = self.read() + new
+            entries = best_of(new)
+            data: dict[str, Any] = {"format": _FORMAT, "puzzle": self._exercise.name}
+            data["entries"] = [entry.as_json() for entry in entries]
+            write_whole(self._path, json.dumps(data, indent=1) + "\n")
         return entries
 
 
@@ -312,8 +317,9 @@ _REMEDY = "Restore the file from a copy, or delete it and grade the submissions 
 
 @cache
 def _levels_of(exercise: Exercise, student: str | None) -> dict[str, Level]:
-    own = exercise if student is None else exercise.for_student(student)
-    return levels_in(load_checks(own.name, own.checks))
+    if student is not None:
+        exercise = exercise.for_student(student)
+    return levels_in(load_checks(exercise.name, exercise.checks))
 
 
 @contextmanager
@@ -374,19 +380,19 @@ def standings(entries: Iterable[Entry]) -> list[Standing]:
     by_student: dict[str, dict[str, Entry]] = {}
     for entry in best_of(entries):
         by_student.setdefault(entry.student, {})[entry.level] = entry
-    found = [Standing(0, *each) for each in by_student.items()]
-    worths = sorted(each.worth for each in found)
-    placed = [each._replace(place=worths.index(each.worth) + 1) for each in found]
-    return sorted(placed)
+    unplaced = [Standing(0, *each) for each in by_student.items()]
+    worths = sorted(each.worth for each in unplaced)
+    places = (worths.index(each.worth) + 1 for each in unplaced)
+    return sorted(each._replace(place=place) for each, place in zip(unplaced, places))
 
 
 def standings_as_json(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return the students in order, as plain data."""
-    found = []
+    data = []
     for each in standings(entries):
-        told = [entry.as_json() for entry in each.entries.values()]
-        found.append({**each._asdict(), "mean_gap": each.gap, "entries": told})
-    return found
+        best = [entry.as_json() for entry in each.entries.values()]
+        data.append({**each._asdict(), "mean_gap": each.gap, "entries": best})
+    return data
 
 
 def as_text(entries: Iterable[Entry]) -> str:
@@ -411,20 +417,22 @@ def as_text(entries: Iterable[Entry]) -> str:
     entries = sorted(entries, key=lambda entry: (len(entry.level), entry.level))
     levels = list(dict.fromkeys(entry.level for entry in entries))
     rows = [("place", "student", *levels, "mean gap")]
-    for place, student, own in standings(entries):
+    for standing in standings(entries):
         ratios = {
-            level: f"{entry.makespan:g}/{entry.bound:g}" for level, entry in own.items()
+            level: f"{entry.makespan:g}/{entry.bound:g}"
+            for level, entry in standing.entries.items()
         }
         cells = [ratios.get(level, "") for level in levels]
-        mean_gap = f"{100 * Standing(place, student, own).gap:.1f} %"
-        rows.append((str(place), printable(student), *cells, mean_gap))
+        mean_gap = f"{100 * standing.gap:.1f} %"
+        student = printable(standing.student)
+        rows.append((str(standing.place), student, *cells, mean_gap))
     proofs: dict[str, dict[str, None]] = {}
     for entry in entries:
         proofs.setdefault(entry.bound_by, {})[entry.level] = None
     known = {GALLERY: "the gallery, which records that they were proved"}
-    said = [
+    bounds = [
         f"{known.get(name, name)} ({', '.join(proved)})"
         for name, proved in proofs.items()
     ]
     table = text_table(rows, set(range(len(rows[0]))) - {1})
-    return f"{table}\nmakespan/bound; bounds by {', '.join(said) or 'none yet'}"
+    return f"{table}\nmakespan/bound; bounds by {', '.join(bounds) or 'none yet'}"

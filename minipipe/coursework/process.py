@@ -38,7 +38,7 @@ _FORGED = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionErro
 _ATOMIC = getattr(select, "PIPE_BUF", 1 << 30)
 _LAYERS = LAYERS  # to try; a test removes some
 # seconds for the supervisor to end all processes of a task, which takes milliseconds
-_PATIENCE = 5.0
+_DEADLINE = 5.0
 # The rest of the grader's environment may hold secrets.
 _KEPT = "PATH LANG LC_ALL LD_LIBRARY_PATH DYLD_LIBRARY_PATH SYSTEMROOT TEMP"
 # These select the code of products and sums, and so the last bits, which tests compare
@@ -147,13 +147,15 @@ class StudentProcess:
         value_of({"value": None, **self._reply("loaded")})
         self.is_loaded = True
 
-    def ask(self, function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    def ask(
+        self, function: str | Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
         """Call a function of the student, or a remote function of the checks; raise as
         :meth:`load`.
         """
         name = getattr(function, "__name__", function)
         call = {"function": name, "is_remote": callable(function)}
-        self._give({**call, "given": packed(given)})
+        self._give({**call, "given": packed(arguments)})
         return value_of(self._reply("value"))
 
     def _give(self, message: dict[str, Any]) -> None:
@@ -212,16 +214,17 @@ def _environment(folder: str, directory: Path) -> dict[str, str]:
     names = f"{_KEPT} {_KERNELS}".split()
     kept = {name: os.environ[name] for name in names if name in os.environ}
     package = str(Path(__file__).resolve().parent.parent.parent)
-    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    # An entry within the student's folder would be imported from before the process is
-    # contained.
+    paths = [package]
     hidden = directory.resolve()
-    others = [path for path in given if not Path(path).resolve().is_relative_to(hidden)]
-    paths = os.pathsep.join([package, *others])
-    own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": paths}
+    for path in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        # An entry within the student's folder would be imported from before the process
+        # is contained.
+        if not Path(path).resolve().is_relative_to(hidden):
+            paths.append(path)
+    places = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(paths)}
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return {**kept, **own, **python, **threads}
+    return {**kept, **places, **python, **threads}
 
 
 def started(module: str, environment: dict[str, str], **more: Any) -> subprocess.Popen:
@@ -242,8 +245,8 @@ class _Reader:
         self._kept = bytearray()
         self._is_open = True
         self._changed = threading.Condition()
-        given = (stream, limit)
-        self._thread = threading.Thread(target=self._read, args=given, daemon=True)
+        source = (stream, limit)
+        self._thread = threading.Thread(target=self._read, args=source, daemon=True)
         self._thread.start()
 
     def _read(self, stream: IO[bytes], limit: int) -> None:
@@ -290,7 +293,7 @@ def _end(process: subprocess.Popen) -> None:
         process.stdin.close()  # the supervisor then ends everything
     if sys.platform == "linux":
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
+            process.wait(_DEADLINE)
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own

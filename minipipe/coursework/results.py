@@ -64,9 +64,9 @@ def as_table(reports: Sequence[Data]) -> str:
     lines = [text_table(rows, right={1, 2, 3, 4})]
     if is_long:
         lines.append("… is in full in the report of --csv")
-    found = [report["containment"] for report in reports if report["containment"]]
-    if found:
-        each = (Containment(*map(tuple, one.values())) for one in found)
+    contained = [report["containment"] for report in reports if report["containment"]]
+    if contained:
+        each = (Containment(*map(tuple, one.values())) for one in contained)
         lines.append(f"\n{weakest(each)}")
     return "\n".join(lines)
 
@@ -75,11 +75,11 @@ def _remarks(tasks: Sequence[Data]) -> str:
     """Return the problem that all tasks share, or the tasks with a problem or a
     flag.
     """
-    said = {task["task"]: "; ".join(_remarks_of(task)) for task in tasks}
-    if len(set(said.values())) == 1:
-        return printable(next(iter(said.values())))
-    remarks = [f"{task}: {words}" for task, words in said.items() if words]
-    return printable("; ".join(remarks))
+    remarks = {task["task"]: "; ".join(_remarks_of(task)) for task in tasks}
+    if len(set(remarks.values())) == 1:
+        return printable(next(iter(remarks.values())))
+    parts = [f"{task}: {remark}" for task, remark in remarks.items() if remark]
+    return printable("; ".join(parts))
 
 
 def _remarks_of(task: Data) -> Iterator[str]:
@@ -116,7 +116,7 @@ def as_csv(reports: Sequence[Data]) -> str:
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    tasks = [task["task"] for task in reports[0]["tasks"]] if reports else []
+    tasks = [task["task"] for report in reports[:1] for task in report["tasks"]]
     keys = ("points", "possible", "days_late", "score")
     heads = [key.replace("_", " ") for key in keys]
     writer.writerow(["submission", *tasks, *heads, "remarks"])
@@ -130,8 +130,10 @@ def as_csv(reports: Sequence[Data]) -> str:
 
 
 def _cell(text: str) -> str:
-    said = printable(text)
-    return f"'{said}" if said.startswith(_FORMULAS) else said
+    cell = printable(text)
+    if cell.startswith(_FORMULAS):
+        return f"'{cell}"
+    return cell
 
 
 def as_junit(reports: Sequence[Data]) -> str:
@@ -159,19 +161,19 @@ def as_junit(reports: Sequence[Data]) -> str:
                 lines.append(f"{case}/>")
                 continue
             reason = escaped(test["reason"])
-            words = "\n".join(map(escaped, _words(test).split("\n")))
-            failure = f'<failure message="{reason}">{words}</failure>'
+            text = "\n".join(map(escaped, _text_of(test).split("\n")))
+            failure = f'<failure message="{reason}">{text}</failure>'
             lines.append(f"{case}>{failure}</testcase>")
         lines.append("  </testsuite>")
     return "\n".join([*lines, "</testsuites>", ""])
 
 
-def _words(test: Data) -> str:
+def _text_of(test: Data) -> str:
     """Return the text of a failed test for the student."""
-    said = [test["meaning"], test["reason"], test["where"]]
+    lines = [test["meaning"], test["reason"], test["where"]]
     if test["hint"]:
-        said.append(f"Hint: {test['hint']}")
-    return printable_lines("\n".join(filter(None, said)))
+        lines.append(f"Hint: {test['hint']}")
+    return printable_lines("\n".join(filter(None, lines)))
 
 
 def as_gradescope(report: Data) -> str:
@@ -216,22 +218,32 @@ def as_gradescope(report: Data) -> str:
 
 def _entries(task: Data) -> Iterator[Data]:
     for test in task["tests"]:
+        status = "passed"
+        output = ""
+        if not test["passed"]:
+            status = "failed"
+            output = _text_of(test)
         yield {
             "name": f"{task['task']} {test['test']}",
             "score": test["points"],
             "max_score": test["possible"],
-            "status": "passed" if test["passed"] else "failed",
-            "output": "" if test["passed"] else _words(test),
+            "status": status,
+            "output": output,
             "output_format": "text",
             "visibility": "hidden" if test["hidden"] else "visible",
         }
     # both can reveal hidden tests
-    told = {
+    observations = {
         "uses names that are not allowed": "\n".join(task["flags"]),
         "printed": task["output"],
     }
-    for what, found in told.items():
-        if found:
-            said = {"name": f"{task['task']} {what}", "output": printable_lines(found)}
-            rest = {"score": 0, "max_score": 0, "visibility": "hidden"}
-            yield {**said, "output_format": "text", **rest}
+    for what, text in observations.items():
+        if text:
+            yield {
+                "name": f"{task['task']} {what}",
+                "output": printable_lines(text),
+                "output_format": "text",
+                "score": 0,
+                "max_score": 0,
+                "visibility": "hidden",
+            }

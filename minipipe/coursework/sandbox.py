@@ -104,11 +104,12 @@ class Containment(NamedTuple):
     exposed: tuple[str, ...]
 
     def __str__(self) -> str:
-        said = f"contained by {', '.join(self.layers) or 'a process of its own alone'}"
+        layers = ", ".join(self.layers) or "a process of its own alone"
         if not self.exposed:
-            return said
+            return f"contained by {layers}"
         warning = f"warning: student code could reach {', '.join(self.exposed)}"
-        return f"{said}\n{warning}; grade in a container or a virtual machine"
+        advice = "grade in a container or a virtual machine"
+        return f"contained by {layers}\n{warning}; {advice}"
 
 
 def weakest(each: Iterable[Containment | None]) -> Containment | None:
@@ -175,8 +176,10 @@ def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
         of process 2.
     """
     if sys.platform != "linux":
-        layers, beyond = ((LIMITS,), ()) if _limit(job["seconds"]) else ((), (MEMORY,))
-        yield {"contained": Containment(layers, (*EVERYTHING, *beyond))}
+        containment = Containment((), (*EVERYTHING, MEMORY))
+        if _limit(job["seconds"]):
+            containment = Containment((LIMITS,), EVERYTHING)
+        yield {"contained": containment}
         yield from run()
         return
     adopt_orphans()
@@ -265,7 +268,9 @@ def _restrict(
         The id of a user that owns nothing, to become if the grader is root.
     """
     os.setsid()  # a signal to its own group reaches only itself
-    granted = {NAMESPACES} if flags is not None else set()
+    granted = set()
+    if flags is not None:
+        granted.add(NAMESPACES)
     if USER in layers and flags != WITH_USER and _becomes(user, readable):
         granted.add(USER)
     if _limit(seconds):
@@ -275,7 +280,9 @@ def _restrict(
         number += _threads_of_this_user()
     is_unbounded = os.geteuid() == 0 or _refused({"NPROC": number})
     give_up_privileges()
-    abi = _landlock(readable) if LANDLOCK in layers else 0
+    abi = 0
+    if LANDLOCK in layers:
+        abi = _landlock(readable)
     if abi:
         granted.add(LANDLOCK)
     exposed = _exposed(granted, abi)
@@ -288,10 +295,13 @@ def _exposed(granted: set[str], abi: int) -> list[str]:
     """Return the resources that the layers leave open."""
     if NAMESPACES in granted:
         return []
-    exposed = [] if abi else [FILES]
+    exposed = []
+    if not abi:
+        exposed.append(FILES)
     if not (USER in granted or abi >= _SIGNALS_ABI):
         exposed += [PROCESSES, ESCAPE]  # it could end the supervisor
-    return [*exposed, DATAGRAMS if abi >= _TCP_ABI else NETWORK, DISK]
+    network = DATAGRAMS if abi >= _TCP_ABI else NETWORK
+    return [*exposed, network, DISK]
 
 
 def _becomes(user: int, readable: Sequence[Path]) -> bool:
@@ -323,10 +333,9 @@ def _limit(seconds: float) -> bool:
     """Limit this process, without core files; return whether memory and processor time
     (in seconds) are limited.
     """
-    wanted = {"AS": MOST_ADDRESSES, "CPU": math.ceil(seconds) + 1}
-    is_limited = not _refused(wanted)
+    refused = _refused({"AS": MOST_ADDRESSES, "CPU": math.ceil(seconds) + 1})
     _refused({"FSIZE": MOST_BYTES, "NOFILE": _OPEN_FILES, "CORE": 0})
-    return is_limited
+    return not refused
 
 
 def _threads_of_this_user() -> int:
@@ -339,18 +348,19 @@ def _threads_of_this_user() -> int:
     return count
 
 
-def _refused(wanted: Mapping[str, int]) -> set[str]:
+def _refused(limits: Mapping[str, int]) -> set[str]:
     """Set limits by name, and return the names of those that the system lacks or
     refuses.
     """
     if resource is None:
-        return set(wanted)
+        return set(limits)
     refused = set()
-    for name, size in wanted.items():
+    for name, limit in limits.items():
         try:
             what = getattr(resource, f"RLIMIT_{name}")
             most = resource.getrlimit(what)[1]
-            limit = size if most == resource.RLIM_INFINITY else min(size, most)
+            if most != resource.RLIM_INFINITY:
+                limit = min(limit, most)
             resource.setrlimit(what, (limit, limit))
         except (AttributeError, ValueError, OSError):
             refused.add(name)
@@ -385,7 +395,9 @@ def _born_in_namespaces(flags: int, readable: list[Path]) -> int:
         first = os.fork()
         if first:
             code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-            os._exit(code if code >= 0 else 1)
+            if code < 0:  # a signal
+                code = 1
+            os._exit(code)
         end_with_parent()
         _replace_root(folder, readable)
     except OSError:
@@ -418,13 +430,13 @@ def _replace_root(folder: str, readable: Iterable[Path]) -> None:
     # Their places before the root becomes read-only, their mounts after it: the
     # attribute also excludes devices.
     devices = {path: _place_for(path, folder) for path in _devices()}
-    own = _place_for(Path(folder), folder)
+    writable = _place_for(Path(folder), folder)
     attributes = struct.pack("=4Q", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
     root = (_AT_FDCWD, os.fsencode(folder), _AT_RECURSIVE)
     call("syscall", _MOUNT_SETATTR, *root, attributes, len(attributes))
     for device, place in devices.items():
         _mount(os.fsencode(device), place, _MS_BIND)
-    _mount_memory(own, f"size={MOST_BYTES},nr_inodes=4096,mode=700")
+    _mount_memory(writable, f"size={MOST_BYTES},nr_inodes=4096,mode=700")
     os.chdir(folder)
     call("pivot_root", b".", b".")
     call("umount2", b".", _MNT_DETACH)
@@ -557,8 +569,8 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
     students = directory.resolve().parent
     inside = _PACKAGE / "coursework" / "exercises"
     solutions = {inside: inside, _CLONE: _CLONE / "tutorials" / "exercises"}
-    own = [place for place, exercises in solutions.items() if exercises.is_dir()]
-    repositories = {_repository(source.resolve()), *own}
+    repositories = {_repository(source.resolve())}
+    repositories |= {place for place, each in solutions.items() if each.is_dir()}
     parts_of_python = product((sys.prefix, sys.base_prefix), _OF_A_PREFIX)
     python = [os.path.join(*part) for part in parts_of_python]
     imports = [
@@ -566,12 +578,16 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
         for path in filter(None, sys.path)
         if not _is_beneath(Path(path).resolve(), repositories)
     ]
-    found = set()
+    readable = set()
     for path in _existing(*_OF_THE_SYSTEM.split(), *python, *imports, str(_PACKAGE)):
         real = path.resolve()
-        parts = [] if real == students else without(real, [*repositories, students])
-        found |= {path, real} if parts == [real] else set(parts)
-    return sorted(path for path in found if not _is_beneath(path.parent, found))
+        if real == students:
+            continue
+        parts = without(real, [*repositories, students])
+        readable.update(parts)
+        if parts == [real]:
+            readable.add(path)
+    return sorted(path for path in readable if not _is_beneath(path.parent, readable))
 
 
 def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
@@ -586,11 +602,11 @@ def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
     hidden = [each for each in hidden if path in each.parents]
     if not hidden:
         return [path]
-    found = []
+    visible = []
     for other in path.iterdir():
         if other not in hidden and not other.is_symlink():
-            found += without(other, hidden)
-    return found
+            visible += without(other, hidden)
+    return visible
 
 
 def _is_beneath(path: Path, directories: set[Path]) -> bool:

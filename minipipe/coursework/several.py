@@ -64,36 +64,36 @@ def grade_all(
     for exercise in chosen_of(exercises, options.get("only")):
         # their errors are no fault of a submission
         load_checks(exercise.name, exercise.checks)
-    given = list(map(Path, paths))
-    found = submissions_in(given, files_of(exercises))
-    names = list(map(name_of, found))
+    named = list(map(Path, paths))
+    submissions = submissions_in(named, files_of(exercises))
+    names = list(map(name_of, submissions))
     for name in names:
         if names.count(name) > 1:
-            pairs = zip(found, names)
+            pairs = zip(submissions, names)
             both = " and ".join(f"'{path}'" for path, each in pairs if each == name)
             reason = f"{both} have the same name, {name}"
             raise CourseworkError("not-found", f"{reason}; points are listed by name.")
     options["hide_hidden"] = hide_hidden
-    options["workers"] = 2 if len(found) == 1 else 1
-    asked = []
-    for path, name in zip(found, names):
-        own = {"directory": str(path), "name": name, "links": path in given}
-        asked.append({**options, **of_each(name), **own})
+    options["workers"] = 2 if len(submissions) == 1 else 1
+    tasks = []
+    for path, name in zip(submissions, names):
+        source = {"directory": str(path), "name": name, "links": path in named}
+        tasks.append({**options, **of_each(name), **source})
     pool = ThreadPoolExecutor(jobs or os.cpu_count())
     with pool, Running(subprocess.Popen.kill) as running:
-        return list(pool.map(lambda job: _graded(job, running), asked))
+        return list(pool.map(lambda job: _graded(job, running), tasks))
 
 
 def _graded(job: dict[str, Any], running: Running) -> dict[str, Any]:
     """Grade one submission in a separate process; a crash costs the points of this
     submission only.
     """
-    given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
+    message = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
     paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with started(__name__, environment) as process:
         running.add(process)
-        out, err = process.communicate(given)
+        out, err = process.communicate(message)
     running.remove(process)
     if process.returncode == 0:
         return json.loads(out)

@@ -71,17 +71,16 @@ def write_coursework(
 
 
 def _check_is_empty(directory: Path) -> None:
-    found = (
-        sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    )
-    if found:
-        raise CourseworkError(
-            "unwritable",
-            f"'{directory}' is not empty "
-            f"({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no file "
-            "is overwritten. Give a new directory; to restart one task, copy its file "
-            "from there.",
-        )
+    if not directory.is_dir():
+        return
+    names = sorted(path.name for path in directory.iterdir())
+    if names:
+        if len(names) > 3:
+            names[3:] = ["…"]
+        problem = f"'{directory}' is not empty ({', '.join(names)})"
+        how = "Give a new directory; to restart one task, copy its file from there"
+        message = f"{problem}, and no file is overwritten. {how}."
+        raise CourseworkError("unwritable", message)
 
 
 def _copies(
@@ -109,19 +108,20 @@ def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
         about = f"{exercise.lesson} | {exercise.subject}"
         rows.append(f"| {exercise.name} | {points} | {about} |")
     first = exercises[0].name
-    own = "" if student is None else f" --student {quote(student)}"
     commands = {
         "pip install pytest": "once: the next two need it",
         "python -m pytest .": "all visible tests",
         f"python -m pytest test_{first}.py": "visible tests of one task",
     }
-    if not is_own:  # a student has no others
-        grade = f"minipipe grade .{own}"
+    graded = _WITH_SOURCE
+    if not is_own:  # students have minipipe's solutions, but no others
+        graded = _WITHOUT
+        grade = "minipipe grade ."
+        if student is not None:
+            grade += f" --student {quote(student)}"
+            graded = f"With `--student`, some tasks have their own numbers. {graded}"
         commands[grade] = "all tests, also hidden ones, and points"
         commands[f"{grade} --only {first}"] = "all tests of one task"
-    graded = _WITH_SOURCE if is_own else _WITHOUT
-    if own and not is_own:
-        graded = f"With `--student`, some tasks have their own numbers. {graded}"
     width = max(map(len, commands))
     return template(
         "student.md",

@@ -127,7 +127,9 @@ def name_of(path: Path) -> str:
     """
     # of the link itself, not of its target
     name = os.path.basename(os.path.abspath(path))
-    return name[:-4] if is_archive(path) else name
+    if is_archive(path):
+        return name[:-4]
+    return name
 
 
 def open_submission(
@@ -197,20 +199,21 @@ def directories_of(
     >>> directories_of(["tutorials/exercises/05_bubble.py"], ["05_bubble.py"], None)
     ([PosixPath('tutorials/exercises')], ['05_bubble'])
     """
-    given = list(map(Path, paths))
+    every = list(map(Path, paths))
     files: dict[Path, set[str]] = {}  # by directory: the tasks whose files are named
-    for path in given:
+    for path in every:
         is_beside_tasks = any(os.path.lexists(path.parent / task) for task in tasks)
-        is_file = path.name in tasks and is_beside_tasks and not os.path.isdir(path)
-        directory = path.parent if is_file else path
-        files.setdefault(directory, set()).update([path.stem] if is_file else [])
+        if path.name in tasks and is_beside_tasks and not os.path.isdir(path):
+            files.setdefault(path.parent, set()).add(path.stem)
+        else:
+            files.setdefault(path, set())
     named = set().union(*files.values())
     if not named:
-        return given, only
+        return every, only
     if only is not None:
         reason = f"The file names its task, {min(named)}"
         raise CourseworkError("not-found", f"{reason}; leave --only out.")
-    if any(own != named for own in files.values()):
+    if any(each != named for each in files.values()):
         how = "name the same files of each, or directories with --only"
         reason = "All submissions need the same selection of tasks"
         raise CourseworkError("not-found", f"{reason}; {how}.")
@@ -226,7 +229,7 @@ def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[
     >>> submissions_in(["tutorials/exercises"], ["05_bubble.py"])
     [PosixPath('tutorials/exercises')]
     """
-    found = []
+    submissions = []
     for path in map(Path, paths):
         inside = []
         if os.path.isdir(path) and not _any_holds([path], tasks):
@@ -235,10 +238,10 @@ def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[
                 each for each in inside if each.is_dir() or is_archive(each)
             )
         if any(map(is_archive, inside)) or _any_holds(inside, tasks):
-            found += inside
+            submissions += inside
         else:
-            found.append(path)
-    return found
+            submissions.append(path)
+    return submissions
 
 
 def _any_holds(folders: Iterable[Path], tasks: Collection[str]) -> bool:

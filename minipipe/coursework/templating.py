@@ -16,4 +16,4 @@ def template(file: str, **values: str) -> str:
     '    --times "$home/submission_metadata.json" --variants || [ $? = 1 ]'
     """
     text = package_text(f"coursework/templates/{file}")
-    return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)

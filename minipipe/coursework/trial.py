@@ -45,23 +45,18 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
         Code ``damaged``, if one has another form, or replaces a text that the solution
         does not have.
     """
-    found = getattr(load_checks(exercise.name, exercise.checks), "WRONG_ANSWERS", [])
-    for number, each in enumerate(found):
-        is_so = (
-            isinstance(each, tuple)
-            and len(each) == 3
-            and all(isinstance(text, str) for text in each)
-        )
-        if is_so and each[1] in exercise.solution:
-            wrong = ""
-        else:
-            wrong = quoted(each[1] if is_so else each, 120)
-        if wrong:
-            how = "expected (why it is tempting, text of the solution, its replacement)"
-            what = f"{'the solution has no' if is_so else 'it is'} {wrong}; {how}"
-            problem = f"{exercise.name}: WRONG_ANSWERS[{number}]"
-            raise CourseworkError("damaged", f"{problem}: {what}.")
-    return found
+    answers = getattr(load_checks(exercise.name, exercise.checks), "WRONG_ANSWERS", [])
+    for number, answer in enumerate(answers):
+        problem = f"it is {quoted(answer, 120)}"
+        is_tuple = isinstance(answer, tuple) and len(answer) == 3
+        if is_tuple and all(isinstance(text, str) for text in answer):
+            if answer[1] in exercise.solution:
+                continue
+            problem = f"the solution has no {quoted(answer[1], 120)}"
+        which = f"{exercise.name}: WRONG_ANSWERS[{number}]"
+        how = "expected (why it is tempting, text of the solution, its replacement)"
+        raise CourseworkError("damaged", f"{which}: {problem}; {how}.")
+    return answers
 
 
 def _texts(exercise: Exercise) -> Iterator[tuple[str, str, bool | None]]:
@@ -87,7 +82,9 @@ def _problem(report: TaskReport, passes: bool | None) -> str:
         return f"fails {failed[0].name}: {failed[1].reason}"
     if passes is False and passed:
         return f"passes {passed[0]}"
-    return "passes all tests" if passes is None and report.passed else ""
+    if passes is None and report.passed:
+        return "passes all tests"
+    return ""
 
 
 def try_exercises(exercises: Iterable[Exercise], time_limit: float) -> list[Tried]:
@@ -96,15 +93,13 @@ def try_exercises(exercises: Iterable[Exercise], time_limit: float) -> list[Trie
     """
     files = []
     for exercise in exercises:
-        names = list(exercise.all_drawn())
-        drawn = [
-            (f", as {name!r} draws it", exercise.for_student(name)) for name in names
-        ] or [("", exercise)]
-        files += [
-            (own, f"{what}{by}", text, passes)
-            for by, own in drawn
-            for what, text, passes in _texts(own)
-        ]
+        drawn = {
+            f", as {name!r} draws it": exercise.for_student(name)
+            for name in exercise.all_drawn()
+        }
+        for by, variant in (drawn or {"": exercise}).items():
+            for what, text, passes in _texts(variant):
+                files.append((variant, f"{what}{by}", text, passes))
 
     def tried(exercise: Exercise, what: str, text: str, passes: bool | None) -> Tried:
         report = grade_text(exercise, text.encode(), time_limit, Path(nowhere), running)
@@ -139,12 +134,11 @@ def as_text(tried: Iterable[Tried]) -> str:
     lines = []
     wrong = [each for each in tried if each.problem]
     for task in dict.fromkeys(each.task for each in tried):
-        own = [each for each in tried if each.task == task]
-        lines.append(f"{task}  {counted(len(own), 'file')} tried")
-        lines += [f"    {each.what} {each.problem}" for each in own if each.problem]
-    total = f"unexpected results: {len(wrong)} of {counted(len(tried), 'file')}"
+        files = [each for each in tried if each.task == task]
+        lines.append(f"{task}  {counted(len(files), 'file')} tried")
+        lines += [f"    {each.what} {each.problem}" for each in files if each.problem]
+    summary = "solutions pass all tests, stubs none, and each wrong answer fails"
     if wrong:
-        said = total
-    else:
-        said = "solutions pass all tests, stubs none, and each wrong answer fails"
-    return "\n".join([*map(printable, lines), said])
+        total = counted(len(tried), "file")
+        summary = f"unexpected results: {len(wrong)} of {total}"
+    return "\n".join([*map(printable, lines), summary])

@@ -44,5 +44,5 @@ def _linear(channel: float) -> float:
 
 def channels_of(colour: str) -> tuple[float, float, float]:
     """Return red, green and blue of a CSS colour, each from 0 to 1."""
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return red, green, blue
+    red, green, blue = bytes.fromhex(colour.removeprefix("#"))
+    return red / 255, green / 255, blue / 255

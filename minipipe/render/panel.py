@@ -71,12 +71,11 @@ class Panel:
         self.pairs = pairs
         self.num_slices = timeline.num_slices
         replicas = _replicas(timeline)
-        stages: list[tuple[int, ...]] = []
-        for rank in range(timeline.num_ranks):
-            homes = replicas.items()
-            here = sorted((on.index(rank), stage) for stage, on in homes if rank in on)
-            stages.append(tuple(stage for _, stage in here))
-        self.stages = tuple(stages)
+        stages: list[list[tuple[int, int]]] = [[] for _ in timeline.spans]
+        for stage, ranks in replicas.items():
+            for replica, rank in enumerate(ranks):
+                stages[rank].append((replica, stage))
+        self.stages = tuple(tuple(stage for _, stage in sorted(row)) for row in stages)
         self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 
     def chunk_of(self, rank: int, action: Action) -> int:
@@ -243,7 +242,9 @@ def side_by_side(spans: Sequence[Span]) -> list[Span]:
             drawn += group
             continue
         for i, span in enumerate(group):
-            drawn.append(Span(span.action, start + i * part, start + (i + 1) * part))
+            begin = start + i * part
+            end = start + (i + 1) * part
+            drawn.append(Span(span.action, begin, end))
     return drawn
 
 

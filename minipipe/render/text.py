@@ -358,7 +358,8 @@ def draw_text(
     """
     panels = panels_of(drawn)
     TEXT_WIDTH.check("width", width)
-    margin = len(f"rank {max(panel.timeline.num_ranks for panel in panels) - 1} ")
+    num_ranks = max(panel.timeline.num_ranks for panel in panels)
+    margin = len(f"rank {num_ranks - 1} ")
     columns = fit_columns(panels, width - margin)
     characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)
     if characters > MOST_CHARACTERS:
@@ -447,8 +448,9 @@ def action_cells(
     label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
-        grey = [(letter, IDLE) for letter in label + mark]
-        return [*grey[: len(label)], *[_EMPTY] * rest, *grey[len(label) :]]
+        grey = [(letter, IDLE) for letter in label]
+        grey += [_EMPTY] * rest
+        return grey + [(letter, IDLE) for letter in mark]
     chunk = panel.chunk_of(rank, action)
     text = ground(action.kind, chunk)
     fill = ground(action.kind, chunk, is_label=False)
@@ -485,15 +487,16 @@ def legend(
         entries.append(([*_sample(first)], f" {text}"))
         entries += (([], str(kind)) for kind in others)
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
-    lines = [""]
+    lines: list[list[str]] = [[]]
     length = 0
     for cells, text in entries:
-        if length + len(cells) + len(text) + 2 > width:  # with the commas around it
-            lines.append("")
+        size = len(cells) + len(text) + 2  # with a comma and a space
+        if length + size > width:
+            lines.append([])
             length = 0
-        lines[-1] += f"{', ' * bool(length)}{paint_cells(cells, colour)}{text}"
-        length += len(cells) + len(text) + 2
-    return [*(f"{line}," for line in lines[:-1]), lines[-1]]
+        lines[-1].append(f"{paint_cells(cells, colour)}{text}")
+        length += size
+    return ",\n".join(map(", ".join, lines)).split("\n")
 
 
 def _sample(kind: ActionKind) -> Iterator[Cell]:
@@ -551,7 +554,9 @@ def _ticks(start: float, end: float, least_step: float) -> Iterator[float]:
     if not 1e-300 < least_step < 1e300:
         return
     step = round_step(least_step)
-    for count in range(math.ceil(start / step - 1e-9), math.ceil(end / step - 1e-9)):
+    first = math.ceil(start / step - 1e-9)
+    last = math.ceil(end / step - 1e-9)
+    for count in range(first, last):
         yield float(f"{count * step:.12g}")
 
 

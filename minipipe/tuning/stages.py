@@ -38,8 +38,9 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.guard import run_job
-from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
+from minipipe.comm.job.host import core_times, launcher_of_ranks
 from minipipe.core.comm import objects
+from minipipe.core.comm.host import cores
 from minipipe.core.execution.executor import Executor, Handler, Handlers, Pending
 from minipipe.core.execution.record import Record
 from minipipe.core.nn.sequential import parameters_of

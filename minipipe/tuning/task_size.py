@@ -9,7 +9,8 @@ from time import perf_counter
 
 import numpy as np
 
-from minipipe.comm.job.host import BYTES_OF_A_RANK, limit_blas_threads
+from minipipe.comm.job.host import BYTES_OF_A_RANK
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.tuning.grids import GridSizes, Task
 
 # of the parameters: values, gradients, and two of Adam, in an eager and in a compiled

@@ -31,7 +31,7 @@ def operations() -> Iterator[tuple[str, Operation]]:
     """
     seen = set()
     modules = ["minipipe.core.tensor", "minipipe.core.joints"]
-    for folder in ("functional", "nn"):
+    for folder in ("core.functional", "core.nn", "functional", "nn"):
         package = import_module(f"minipipe.{folder}")
         modules += [
             f"minipipe.{folder}.{module.name}"

@@ -54,7 +54,7 @@ from floor import Floor
 
 from minipipe import Pipeline, autograd, nn, optim
 from minipipe.comm import OneRankGroup
-from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
+from minipipe.core.comm.host import keep_freed_memory, limit_blas_threads
 from minipipe.testing import same_bits
 
 try:

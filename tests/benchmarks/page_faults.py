@@ -13,7 +13,7 @@ from statistics import median
 
 from cases import CASES, Block, autograd_step, block_of, block_step, mlp_of
 
-from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
+from minipipe.core.comm.host import keep_freed_memory, limit_blas_threads
 
 
 def faults_per_step(case):

@@ -8,7 +8,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
-from minipipe.comm.job.host import num_cores, num_ranks
+from minipipe.comm.job.host import num_cores
+from minipipe.core.comm.host import num_ranks
 from tests.launch import mpirun, needs_mpi, run, slowly
 
 

@@ -1,7 +1,7 @@
 """The core is a framework by itself: without any other file it trains an MLP, with the
 bits of the public pipeline on one process.
 
-Only the package `core` exists for the program, and what `OUTSIDE` lists yet.
+Only the package `core` exists for the program.
 """
 
 import functools
@@ -17,13 +17,8 @@ from tests.core import alone
 from tests.launch import environment, find_mpirun, needs_mpi
 from tests.test_house import FILES, PACKAGE, SOURCES
 
-# How processes of a job watch each other is outside, and not separable yet.
-OUTSIDE = """
-    comm.job.descriptors comm.job.host comm.job.meeting comm.job.mpi_job
-    comm.job.process comm.job.reports comm.job.verdict comm.job.witness errors
-"""
-MODULES = [*(name for name in FILES if name.startswith("core.")), *OUTSIDE.split()]
-MOST_LINES = 11_030
+MODULES = [name for name in FILES if name.startswith("core.")]
+MOST_LINES = 9_800
 
 
 def doors():
@@ -108,6 +103,54 @@ def test_the_core_alone_trains_with_the_bits_of_one_process(
         assert predicted[name] == [timeline.makespan, *timeline.peak_activations]
     listed = {*MODULES, *doors()}
     assert {name.removeprefix("minipipe").strip(".") for name in loaded} <= listed
+
+
+BLOCKED = """
+import sys, time
+from minipipe.core.comm.launch import init_process_group, spawn
+def wait(group):
+    if group.rank == 0:
+        group.recv(1)
+    {deed}
+if sys.argv[1:] == ["mpi"]:
+    with init_process_group(timeout=100) as group:
+        wait(group)
+else:
+    spawn(wait, 2, timeout=0.1)
+"""
+
+
+def blocked(folder, deed, *launcher, kind=""):
+    """Run two ranks of the core alone, of which one waits for the other's deed."""
+    return subprocess.run(
+        [*launcher, sys.executable, "-c", BLOCKED.format(deed=deed), kind],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_without_a_watch_a_late_message_is_named_and_no_cause(folder):
+    done = blocked(folder, "time.sleep(1)")
+    last = done.stderr.splitlines()[-2]
+    assert last.startswith("minipipe.errors.MessageError: Rank 0 has waited 0.1 s, ")
+    assert last.endswith("for a message with tag 0 from rank 1.")
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("deed", "code", "message"),
+    [
+        ("raise ValueError('broken')", 1, "ValueError: broken"),
+        ("sys.exit(3)", 3, ""),
+    ],
+)
+def test_without_a_watch_a_failed_rank_ends_the_others(deed, code, message, folder):
+    done = blocked(folder, deed, find_mpirun(), "-n", "2", kind="mpi")
+    assert done.returncode == code and message in done.stderr
 
 
 @needs_mpi

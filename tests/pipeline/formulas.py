@@ -10,8 +10,8 @@ import copy
 import numpy as np
 
 from minipipe import random_key
-from minipipe.comm.job.host import limit_blas_threads
 from minipipe.core.autograd.modes import current_mode, mode, setting
+from minipipe.core.comm.host import limit_blas_threads
 
 
 def pipedream(p, s, k):

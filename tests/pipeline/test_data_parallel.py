@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Plan, init_process_group, nn, optim, schedules, spawn
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.errors import (
     ArgumentError,
     MicrobatchError,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, nn, optim, schedules, spawn
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.core.nn import sequential
 from minipipe.execution.objective import BatchObjective
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, nn, optim, spawn
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.errors import ParameterError
 from minipipe.pipeline import tied
 from minipipe.pipeline.tied import SharedParameters

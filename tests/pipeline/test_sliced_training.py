@@ -22,7 +22,7 @@ from minipipe import (
     schedules,
     spawn,
 )
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.errors import MicrobatchError, ModelError
 from minipipe.execution.partition import partition_evenly

@@ -10,8 +10,8 @@ import pytest
 
 from minipipe import Pipeline, nn, optim, spawn
 from minipipe.comm import OneRankGroup
-from minipipe.comm.job.host import limit_blas_threads
 from minipipe.core.autograd import backend
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.errors import LaunchError, ParameterError
 from minipipe.testing import (
     check_independent_of_microbatches,

@@ -5,7 +5,7 @@ For test_shared_parameters.py.
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, optim
-from minipipe.comm.job.host import limit_blas_threads
+from minipipe.core.comm.host import limit_blas_threads
 from minipipe.testing import one_process_step
 from tests.strategies import build
 

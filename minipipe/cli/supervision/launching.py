@@ -23,7 +23,7 @@ RESTART = "MINIPIPE_RESTART"
 """The variable with the number of restarts so far."""
 PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
 """The default command that probes a host."""
-_PATIENCE = 5.0  # seconds for a host to answer
+_DEADLINE = 5.0  # seconds for a host to answer
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(?=[\s:]|$)")  # never an option of ssh
 # The forms of MPICH and of Open MPI; matched whole, so that no number is read from the
 # beginning of 0x10 or 1.5.
@@ -82,21 +82,23 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         if not entry:
             continue
         where = f"Line {number} of {quoted(name, 200)}"
-        found = _NAME.match(entry)
-        if not found:
+        match = _NAME.match(entry)
+        if not match:
             problem = f"{where} is {quoted(entry)}; expected HOST"
             raise ArgumentError(f"{problem}, HOST:RANKS or HOST slots=RANKS.")
-        hosts.append(Host(found[0], _slots(entry, found.end(), where), entry))
+        hosts.append(Host(match[0], _slots(entry, match.end(), where), entry))
     if not hosts:
-        given = f"{quoted(name, 200)} names no host"
-        raise ArgumentError(f"{given}; expected a line for each: HOST:RANKS.")
+        problem = f"{quoted(name, 200)} names no host"
+        raise ArgumentError(f"{problem}; expected a line for each: HOST:RANKS.")
     return tuple(hosts)
 
 
 def _slots(entry: str, end_of_name: int, where: str) -> int:
-    written = _SLOTS.match(entry, end_of_name)
+    match = _SLOTS.match(entry, end_of_name)
+    if not match:
+        return 1
     try:
-        return parse_whole(written[written.lastindex or 0]) if written else 1
+        return parse_whole(match[match.lastindex or 0])
     except ArgumentError as error:
         problem = f"{where}: {error.message}"
         raise ArgumentError(f"{problem}; expected the number of its ranks.") from None
@@ -127,10 +129,10 @@ def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
     {'a': 'test: exit code 1'}
     """
     others = [name for name in dict.fromkeys(names) if not is_here(name)]
-    asked = {name: _asking(name, probe) for name in others}
-    end = time.monotonic() + _PATIENCE
+    processes = {name: _probing(name, probe) for name in others}
+    end = time.monotonic() + _DEADLINE
     silent = {}
-    for name, process in asked.items():
+    for name, process in processes.items():
         try:
             code = process.wait(max(0.0, end - time.monotonic()))
             if code:
@@ -138,11 +140,11 @@ def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            silent[name] = f"{probe[0]}: no answer within {_PATIENCE:g} s"
+            silent[name] = f"{probe[0]}: no answer within {_DEADLINE:g} s"
     return silent
 
 
-def _asking(name: str, probe: Sequence[str]) -> subprocess.Popen:
+def _probing(name: str, probe: Sequence[str]) -> subprocess.Popen:
     command = [word.replace("HOST", name) for word in probe]
     tied = partial(end_with, os.getpid())
     nothing = subprocess.DEVNULL
@@ -151,8 +153,8 @@ def _asking(name: str, probe: Sequence[str]) -> subprocess.Popen:
 
 def is_here(name: str) -> bool:
     """Tell whether a host is this one, judging by its name alone."""
-    own = socket.gethostname()
-    return name in (*_HERE, own, own.partition(".")[0])
+    here = socket.gethostname()
+    return name in (*_HERE, here, here.partition(".")[0])
 
 
 # -- jobs ------------------------------------------------------------------------------
@@ -216,8 +218,9 @@ class JobSpec(NamedTuple):
         # Through env, because a launcher may not pass variables to other hosts.
         program = ["env", f"{RESTART}={restart}", sys.executable, *self.program]
         if not silent:
-            hosts = [] if self.hostfile is None else ["--hostfile", str(self.hostfile)]
-            yield [*launch, *hosts, *program]
+            if self.hostfile is not None:
+                launch += ["--hostfile", str(self.hostfile)]
+            yield [*launch, *program]
             return
         with NamedTemporaryFile("w", prefix="minipipe-hosts-") as file:
             file.writelines(f"{host.line}\n" for host in self._hosts_without(silent))

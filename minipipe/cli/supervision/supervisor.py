@@ -141,7 +141,9 @@ def pause_before_restart(endings: Sequence[Ending]) -> float:
     """
     quick = takewhile(lambda ending: ending.seconds < _QUICK, reversed(endings))
     count = len([*quick])
-    return min(2.0 ** min(count - 2, 10), _LONGEST_PAUSE) if count > 1 else 0.0
+    if count < 2:
+        return 0.0
+    return min(2.0 ** min(count - 2, 10), _LONGEST_PAUSE)
 
 
 def _line(

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from minipipe.comm.job import witness
 from minipipe.comm.job.descriptors import raised
-from minipipe.comm.job.host import LOCAL_SIZE, SIZE, launcher_number, launcher_socket
-from minipipe.comm.job.reports import Patience
+from minipipe.comm.job.host import launcher_socket
+from minipipe.core.comm.host import LOCAL_SIZE, SIZE, launcher_number
+from minipipe.core.comm.watch import Deadline
 from minipipe.errors import LaunchError
 
 STARTING = "MPI did not start on all hosts"
@@ -64,8 +65,8 @@ class Line:
         """
         if self._num_local < 2:
             return
-        patience = Patience(timeout)
-        while not patience.look():
+        deadline = Deadline(timeout)
+        while not deadline.poll():
             if _launcher_is_gone(os.environ):
                 raise LaunchError(
                     "rank-lost",

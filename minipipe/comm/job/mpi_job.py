@@ -24,46 +24,33 @@ The tags are repeated at the code, here and in ``mpi.py``::
 
 from __future__ import annotations
 
-import atexit
-import functools
-import operator
 import os
 import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import filterfalse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import mpi4py
-
-# A group starts MPI, and MPIJob.leave finalises it after all goodbyes. An import alone
-# leaves no files behind.
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from mpi4py import MPI
-
-from minipipe.comm.job.host import cores, yield_core
 from minipipe.comm.job.meeting import FINALISING
 from minipipe.comm.job.process import DEFERENCE, RankProcess
-from minipipe.comm.job.reports import Patience, RankActivity, RankReport, Words
+from minipipe.comm.job.reports import RankReport, report_of
 from minipipe.comm.job.verdict import (
     STOPPED,
     is_debugged,
     state_of,
-    titled,
     verdict,
     waits_for_a_person,
 )
+from minipipe.core.comm.host import yield_core
+from minipipe.core.comm.mpi_process import MPI, MPIProcess
+from minipipe.core.comm.watch import Deadline, Words, titled
+from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
     from minipipe.core.comm.mpi import MPIGroup
 
-_MOST_CORES = 4096  # of a host
-# polls that do not even yield, if every rank of this host has a core of its own
-_SPINS = 50
 _LOOK = 0.1  # seconds between the polls of the watchdog thread
 _ANSWERS = 1.0  # seconds for answers; a rank without one by then is silent
 _PRECEDENCE = 2.5  # seconds in which a lower rank that has asked may end the job
@@ -75,9 +62,9 @@ _FINALISING = 5.0  # seconds that finalising may take, however short the timeout
 _LOOKS = 100  # polls of the other ranks during a timeout, by a rank that has finished
 
 
-class MPIJob:
-    """This process as one of an MPI job: how it ends, and which other ranks have
-    finished.
+class MPIJob(MPIProcess):
+    """This process as one of an MPI job that is watched: how it ends, and which other
+    ranks have finished.
 
     Parameters
     ----------
@@ -85,32 +72,20 @@ class MPIJob:
 
     Attributes
     ----------
-    activity : RankActivity
     departed : set of int
         The ranks that have announced their shutdown.
-    spins : int
-        How many polls at the beginning of a wait do not even yield the core.
     """
 
     def __init__(self, process: RankProcess) -> None:
         self.process = process
         process.end_all = MPI.COMM_WORLD.Abort
         process.is_consequence = lambda error: isinstance(error, MPI.Exception)
-        self.world = MPI.COMM_WORLD
+        super().__init__()
+        self.activity.unread = self._unread
         self.control = MPI.COMM_WORLD.Dup()
         self.others = set(range(self.world.size)) - {self.world.rank}
         self.departed: set[int] = set()
         self.finalise: Callable[[], object] = MPI.Finalize  # after all goodbyes
-        self.timeout = 0.0  # the longest of all groups'
-        here = self.world.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of this host
-        self.spins = _SPINS if here.size <= _num_cores_of(here) else 0
-        here.Free()
-        # sends of all groups, each as its is_over()
-        self._unfinished: deque[Callable[[], bool]] = deque()
-        self._many = 16
-        self.groups: list[MPIGroup] = []
-        self.activity = RankActivity()
-        self.activity.unread = self._unread
         self._processes = _processes(self.world)
         # this rank's sends on the job's own communicator
         self._letters: list[MPI.Request] = []
@@ -120,32 +95,18 @@ class MPIJob:
         self._attending = threading.Lock()
         self._sending = threading.Lock()
         self._silent_for: dict[int, float] = {}  # since how many seconds, by rank
-        self._watched: Patience | None = None
+        self._watched: Deadline | None = None
         self._is_left = threading.Event()
         self._has_mentioned_debugger = False
         look_out = self._look_out
         self._lookout = threading.Thread(target=look_out, name="lookout", daemon=True)
         self._lookout.start()
         os.register_at_fork(after_in_child=self._disown)
-        atexit.register(self.leave)
 
     def _disown(self) -> None:
         """In a forked child: leave MPI, and the end of the job, to the parent."""
         for group in self.groups:
             group.disown()
-
-    # -- sends -------------------------------------------------------------------------
-
-    def keep(self, is_over: Callable[[], bool]) -> None:
-        """Hold a send, by its method, until it is over. The oldest are dropped one by
-        one; all when they are many.
-        """
-        self._unfinished.append(is_over)
-        while self._unfinished and self._unfinished[0]():
-            self._unfinished.popleft()
-        if len(self._unfinished) > self._many:
-            self._unfinished = deque(filterfalse(operator.call, self._unfinished))
-            self._many = 2 * len(self._unfinished) + 16
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
         """Expect nothing more of lost ranks. Finalise in another way at the end."""
@@ -177,7 +138,7 @@ class MPIJob:
                     if data and rank < self.world.rank:
                         self._asked_at = time.perf_counter()
                     # [7]
-                    report = self.activity.report(self.world.rank)
+                    report = report_of(self.activity, self.world.rank)
                     self._send(rank, report.to_bytes(), _ANSWER)
                 else:
                     self._answers[rank] = RankReport.from_bytes(bytes(data))
@@ -188,7 +149,7 @@ class MPIJob:
         self._letters = [each for each in self._letters if not has_ended(each.Test)]
 
     def _unread(self) -> list[str]:
-        return [words for group in self.groups for words in group.unread()]
+        return [words for group in self.groups for words in _unread_in(group)]
 
     def _send(self, rank: int, data: bytes, tag: int) -> None:
         with self._sending:
@@ -206,14 +167,14 @@ class MPIJob:
             with suppress(Exception):
                 if may_answer:
                     self.attend()
-                if (watched := self._watched) is not None and watched.look():
+                if (watched := self._watched) is not None and watched.poll():
                     self._judge_for(watched, may_answer)
 
-    def _judge_for(self, watched: Patience, may_answer: bool) -> None:
+    def _judge_for(self, watched: Deadline, may_answer: bool) -> None:
         """End the job, unless the awaited message has arrived meanwhile, or a rank is
         in a debugger.
         """
-        report = self.activity.report(self.world.rank)
+        report = report_of(self.activity, self.world.rank)
         reports: list[RankReport] | None = [report]
         if may_answer:
             reports = self.judge(lambda: self._watched is not watched)
@@ -232,9 +193,9 @@ class MPIJob:
         """Let the watchdog thread end the job if this block, a call inside MPI, takes
         longer than ``limit`` s.
         """
-        patience = self._watched = Patience(limit)
+        deadline = self._watched = Deadline(limit)
         try:
-            with self.activity.waiting(patience, peer, words):
+            with self.activity.waiting(deadline, peer, words):
                 yield
         finally:
             self._watched = None
@@ -263,8 +224,8 @@ class MPIJob:
         return time.perf_counter() < self._asked_at + _PRECEDENCE
 
     def _attend_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        patience = Patience(seconds)
-        while not is_over() and not patience.look():
+        deadline = Deadline(seconds)
+        while not is_over() and not deadline.poll():
             self.attend()
             time.sleep(0.005)
 
@@ -274,7 +235,7 @@ class MPIJob:
             self._send(rank, b"may end" if may_end else b"", _QUESTION)
         self._attend_until(lambda: len(self._answers) >= len(self.others), _ANSWERS)
         own = self.world.rank
-        answers = {own: self.activity.report(own), **self._answers}
+        answers = {own: report_of(self.activity, own), **self._answers}
         everyone = sorted({own, *self.others})
         return [answers.get(rank) or self._silent(rank) for rank in everyone]
 
@@ -285,12 +246,55 @@ class MPIJob:
             place = "perhaps busy: with this MPI a rank answers only while it waits"
         return RankReport(rank, pid, host, place=place, is_silent=True)
 
-    def complain(self, rank: int, text: str) -> None:
+    # -- a wait that lasts ---------------------------------------------------------
+
+    def during_wait(self, peer: int, waited: Words) -> Callable[[], object]:
+        """Return a function that answers other ranks, and notices that the peer has
+        exited without sending.
+        """
+        is_gone = False
+
+        def look() -> None:
+            nonlocal is_gone
+            self.attend()
+            # and still no message, a while after its shutdown handshake
+            if is_gone:
+                who = titled(peer, self.activity.roles)
+                sentence = f"{waited()}; but rank {who} has exited."
+                self._complain(peer, sentence)
+                raise MessageError("rank-lost", sentence)
+            is_gone = peer in self.departed  # [4]
+
+        return look
+
+    def give_up(self, waited: str, is_over: Callable[[], bool]) -> None:
+        """Raise a timeout that names the rank to blame; return if the wait is to
+        continue.
+        """
+        reports = self.judge(is_over)
+        if reports is not None:
+            diagnosis = verdict(reports, self.activity.roles)
+            raise MessageError("timeout", f"{waited}.\n{diagnosis}")
+
+    def _complain(self, rank: int, text: str) -> None:
         """Tell a rank that has finished that this one is blocked on it; that rank ends
         the job.
         """
         self._send(rank, text.encode(), _COMPLAINT)
         time.sleep(DEFERENCE)  # it knows its exit code, and ends this rank meanwhile
+
+    def describe(self, role: str) -> None:
+        """Set the program's name for this rank, for messages about its end."""
+        self.process.describe(role)
+
+    def end_by(self, error: BaseException) -> None:
+        """End all ranks with a message; a forked child ends alone."""
+        if not self.process.is_over:
+            self.process.end_by(error)
+
+    def abort(self, code: int) -> NoReturn:
+        """End every rank at once, with this exit code (1 instead of 0)."""
+        self.process.abort(code)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -320,7 +324,7 @@ class MPIJob:
         self.activity.has_ended = True
         for rank in self.others:
             self._send(rank, b"", _GOODBYE)  # [2]
-        patience = Patience(max(self.timeout / _LOOKS, _ANSWERS))
+        deadline = Deadline(max(self.timeout / _LOOKS, _ANSWERS))
         pause = 50e-6
         while not self.others <= self.departed:  # [3]
             self.attend()
@@ -330,10 +334,10 @@ class MPIJob:
                 action = f" Its last action was {last}." if last else ""
                 words = f"{exited}. {self._complaint}{action}"
                 self.process.end(words, self.process.exit_code)
-            if patience.look():
-                self._end_if_one_is_silent(patience.limit)
-                patience.renew()
-            self._unfinished = deque(filterfalse(operator.call, self._unfinished))
+            if deadline.poll():
+                self._end_if_one_is_silent(deadline.limit)
+                deadline.renew()
+            self._drop_finished()
             if self._unfinished:
                 yield_core()  # their bytes may move only while this rank is inside MPI
                 continue
@@ -355,19 +359,6 @@ class MPIJob:
             self.process.end(text, self.process.exit_code)
 
 
-def start_mpi() -> None:
-    """Start MPI with the thread support that ``mpi4py.rc``, or its environment
-    variable, requests. Collective.
-    """
-    if MPI.Is_initialized():  # the program has imported mpi4py itself
-        return
-    if mpi4py.rc.threads:
-        level = f"THREAD_{mpi4py.rc.thread_level}".upper()
-        MPI.Init_thread(getattr(MPI, level, MPI.THREAD_MULTIPLE))
-    else:
-        MPI.Init()
-
-
 def has_ended(is_over: Callable[[], bool]) -> bool:
     """Return whether a message is over, or has failed because a rank was lost."""
     try:
@@ -376,15 +367,21 @@ def has_ended(is_over: Callable[[], bool]) -> bool:
         return True
 
 
-def _num_cores_of(ranks: MPI.Comm) -> int:
-    """Return how many cores the ranks of a host have together; each may be bound to its
-    own. Collective.
+def _unread_in(group: MPIGroup) -> list[str]:
+    """Describe the messages that have arrived in a group and for which no receive is
+    posted.
     """
-    has_core = bytearray(_MOST_CORES)
-    for core in cores():
-        has_core[core % _MOST_CORES] = 1
-    ranks.Allreduce(MPI.IN_PLACE, has_core, MPI.BOR)
-    return sum(has_core)
+    found = []
+    status = MPI.Status()
+    first = group.mpi_tag(0)  # those below are the library's own
+    for source, world_rank in enumerate(group.world_ranks):
+        has_arrived = not group.is_closed and group.comm.Iprobe(
+            source, MPI.ANY_TAG, status
+        )
+        if has_arrived and status.tag >= first:
+            tag = status.tag - first
+            found.append(f"a message with tag {tag} from rank {world_rank}")
+    return found
 
 
 def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
@@ -397,11 +394,3 @@ def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
     world.Allgather(_PROCESS.pack(os.getpid(), may_answer, host), everybody)
     found = _PROCESS.iter_unpack(everybody)
     return [(pid, may, host.rstrip(b"\0").decode()) for pid, may, host in found]
-
-
-@functools.cache
-def the_job(process: RankProcess) -> MPIJob:
-    """Return the job of this process. MPI exists once in a process, and so does
-    this.
-    """
-    return MPIJob(process)

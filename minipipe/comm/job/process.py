@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 from minipipe.comm.job.descriptors import Descriptors
 from minipipe.comm.job.host import launcher_socket
 from minipipe.comm.job.meeting import STARTING, Line, not_a_rank
-from minipipe.comm.job.reports import exit_code_of, last_words, place_of
+from minipipe.comm.job.reports import last_words, place_of
+from minipipe.core.comm.watch import exit_code_of
 from minipipe.errors import LaunchError, MessageError
 
 _FORWARDING = 0.1  # seconds for output to reach the terminal before an abort

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minipipe.comm.job.reports import RankReport
+from minipipe.core.comm.watch import titled
 from minipipe.core.texts import text_table
 
 _MOST_ROWS = 16
@@ -79,17 +80,6 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
 
 def _works(report: RankReport) -> bool:
     return report.place == _COMPILED if report.is_silent else not report.awaited
-
-
-def titled(rank: int, roles: Mapping[int, str]) -> str:
-    """Return the number of a rank, and the program's name for it.
-
-    Examples
-    --------
-    >>> titled(5, {5: "replica 1, stage 1"}), titled(6, {})
-    ('5 (replica 1, stage 1)', '6')
-    """
-    return f"{rank} ({roles[rank]})" if rank in roles else str(rank)
 
 
 def is_debugged(reports: Sequence[RankReport]) -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup, spawn
-from minipipe.comm.job.host import blas_threads
 from minipipe.compile.export.rank_file import RankFile
 from minipipe.compile.export.recorded import RecordedStep, Recording, digest_of
 from minipipe.compile.export.texts import UPDATES
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.core.comm.host import blas_threads
 from minipipe.core.execution.executor import Executor, Step
 from minipipe.errors import ArgumentError, ModelError
 from minipipe.optim import Optimiser

@@ -5,35 +5,26 @@ ranks that are threads.
 from __future__ import annotations
 
 import contextvars
-import faulthandler
-import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from minipipe.comm.job.host import (
-    RANK,
+from minipipe.core.comm.host import (
     keep_freed_memory,
-    launcher_number,
     limit_blas_threads,
     num_ranks,
 )
-from minipipe.comm.job.reports import exit_code_of
 from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.core.comm.thread import ThreadGroup
+from minipipe.core.comm.watch import exit_code_of, the_watch
 from minipipe.core.errors import LaunchError, RankError
 from minipipe.core.familiar import explain, with_hints
 from minipipe.core.specs import Spec
-
-if TYPE_CHECKING:
-    from minipipe.comm.job.process import RankProcess
-
 
 Result = TypeVar("Result")
 _GRACE = 5.0  # seconds that the other threads have to stop after one has failed
@@ -84,7 +75,7 @@ def init_process_group(
     ----------
     timeout : float, optional
         Seconds that a rank waits for another before the job ends, with a table of the
-        state of every rank and the rank that blocks the others. By default the variable
+        state of every rank and the rank that blocks the others. The default is the variable
         ``MINIPIPE_TIMEOUT``, or 300; may be infinite. The clock stops while a rank is
         in a debugger or the whole job is suspended. Starting may take 10 s in any case.
     blas_threads : int
@@ -129,14 +120,15 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
             f"A launcher started {several}; on Windows use spawn, whose ranks are "
             "threads.",
         )
-    process = _this_process(started or 0)
+    watch = the_watch()
+    watch.join(started or 0)
     # not earlier: from now on one rank reports an error of all
     timeout = chosen_timeout(given_timeout)
     try:
-        with process.starting(max(timeout, _START)):
+        with watch.starting(max(timeout, _START)):
             from minipipe.core.comm import mpi
 
-            group = mpi.world_group(process, timeout)
+            group = mpi.world_group(timeout)
     except ImportError as error:
         raise LaunchError(
             "unavailable",
@@ -152,22 +144,6 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
             "or rebuild mpi4py: pip install --no-binary mpi4py mpi4py.",
         )
     return group
-
-
-@functools.cache
-def _this_process(size: int) -> RankProcess:
-    """Return this process as a rank. From now on it reports why it ends, and ends the
-    others.
-    """
-    from minipipe.comm.job.meeting import line_to_witness  # not on Windows
-    from minipipe.comm.job.process import RankProcess
-
-    rank = launcher_number(os.environ, RANK)
-    with suppress(Exception):  # stderr may not be a file
-        if not faulthandler.is_enabled():
-            # a crash in compiled code shows the Python lines that led there
-            faulthandler.enable(all_threads=False)
-    return RankProcess(rank, line_to_witness(rank, size, os.environ))
 
 
 # -- ranks that are threads ------------------------------------------------------------

@@ -16,11 +16,12 @@ posted beforehand is for the header, with space for a small array, and is polled
 politely (yield, then short sleeps). The bytes of a large array are received in one
 blocking call once its header has arrived.
 
-How an MPI job ends is in ``comm/job/mpi_job.py``.
+How an MPI job ends, if somebody watches it, is in ``comm/job/mpi_job.py``.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import time
@@ -34,12 +35,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from minipipe.comm.job.host import LOCAL_RANK, launcher_number, yield_core
-from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
-from minipipe.comm.job.process import RankProcess
-from minipipe.comm.job.reports import Patience, Words, exit_code_of
-from minipipe.comm.job.verdict import titled, verdict
 from minipipe.core.autograd import backend
+from minipipe.core.comm.host import LOCAL_RANK, launcher_number, yield_core
 from minipipe.core.comm.message import (
     HEADER_SIZE,
     Done,
@@ -50,8 +47,10 @@ from minipipe.core.comm.message import (
     as_buffer,
     unpacked,
 )
+from minipipe.core.comm.mpi_process import MPI, MPIProcess, start_mpi
 from minipipe.core.comm.posted import LONGEST, Posted
 from minipipe.core.comm.process_group import Channel, ProcessGroup
+from minipipe.core.comm.watch import Deadline, Words, exit_code_of, the_watch, titled
 from minipipe.core.errors import ArgumentError, MessageError
 
 if TYPE_CHECKING:
@@ -67,18 +66,26 @@ _LOOK_AROUND = 0.05  # seconds between checks for shutdown handshakes, while wai
 _TAGS_BELOW_ZERO = 9  # the library's own; MPI's begin at zero
 
 
-def world_group(process: RankProcess, timeout: float) -> MPIGroup:
+def world_group(timeout: float) -> MPIGroup:
     """Return the group of all ranks of this MPI job. Collective."""
     start_mpi()
-    group = MPIGroup(the_job(process), MPI.COMM_WORLD.Dup(), timeout)
+    group = MPIGroup(_this_process(), MPI.COMM_WORLD.Dup(), timeout)
     group.align_clocks()
     return group
+
+
+@cache
+def _this_process() -> MPIProcess:
+    """Return this process in MPI, which starts once."""
+    process = the_watch().mpi_process() or MPIProcess()
+    atexit.register(process.leave)
+    return process
 
 
 class MPIGroup(ProcessGroup):
     """A rank that is an MPI process; :func:`minipipe.init_process_group` makes it."""
 
-    def __init__(self, job: MPIJob, comm: MPI.Comm, timeout: float) -> None:
+    def __init__(self, job: MPIProcess, comm: MPI.Comm, timeout: float) -> None:
         super().__init__(comm.rank, comm.size, timeout)
         self.job = job
         job.timeout = max(job.timeout, timeout)
@@ -246,7 +253,7 @@ class MPIGroup(ProcessGroup):
         source: int,
         awaited: Callable[[], str],
         timeout: float | None,
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[object]:
         """Return the block in which the bytes of an array are received in one call."""
         limit = self._limit(timeout) + nbytes / _SLOWEST
         peer = self.world_ranks[source]
@@ -320,85 +327,51 @@ class MPIGroup(ProcessGroup):
         timeout: float | None,
     ) -> None:
         """Poll politely; give up after the timeout, or when the peer has exited."""
-        for look in range(_YIELDS):
+        for number in range(_YIELDS):
             if is_over():
                 return
-            if look >= self.job.spins:
+            if number >= self.job.spins:
                 yield_core()
-        began = time.localtime()
-        patience = Patience(self._limit(timeout))
-        pause = _SLEEPS[0]
-        next_look = 0.0
-        world_peer = self.world_ranks[peer]
-        peer_is_gone = False
-        roles = self.activity.roles
-
-        def waited() -> str:
-            who = titled(self.name(), roles)
-            since = time.strftime("%H:%M:%S", began)
-            return (
-                f"Rank {who} has waited {patience.spent:.1f} s, since {since}, for "
-                f"{words()}"
-            )
-
-        with self.activity.waiting(patience, world_peer, words):
+        deadline = Deadline(self._limit(timeout))
+        waited = self._waited(deadline, words)
+        with self.activity.waiting(deadline, self.world_ranks[peer], words):
+            look = self.job.during_wait(self.world_ranks[peer], waited)
+            pause = _SLEEPS[0]
+            next_look = 0.0
             while not is_over():
-                is_late = patience.look()
-                if is_late or patience.spent > next_look:
-                    next_look = patience.spent + _LOOK_AROUND
+                is_late = deadline.poll()
+                if is_late or deadline.spent > next_look:
                     if is_late:
-                        self._give_up(waited(), is_over, timeout)
-                        patience.renew()
-                    self.job.attend()
-                    # and still no message, a while after its shutdown handshake
-                    if peer_is_gone:
-                        sentence = (
-                            f"{waited()}; but rank {titled(world_peer, roles)} has "
-                            "exited."
-                        )
-                        self.job.complain(world_peer, sentence)
-                        raise MessageError("rank-lost", sentence)
-                    peer_is_gone = world_peer in self.job.departed  # [4]
+                        # a limit that the caller passed is its own to handle
+                        if timeout is not None:
+                            raise MessageError("timeout", f"{waited()}.")
+                        self.job.give_up(waited(), is_over)
+                        deadline.renew()
+                    next_look = deadline.spent + _LOOK_AROUND
+                    look()
                 time.sleep(pause)
                 pause = min(1.2 * pause, _SLEEPS[1])
 
-    def _give_up(
-        self, waited: str, is_over: Callable[[], bool], timeout: float | None
-    ) -> None:
-        """Raise a timeout that names the rank to blame; return if the wait is to
-        continue.
-        """
-        if timeout is not None:
-            # the limit that the caller passed, which it may handle
-            raise MessageError("timeout", f"{waited}.")
-        reports = self.job.judge(is_over)
-        if reports is not None:
-            message = f"{waited}.\n{verdict(reports, self.activity.roles)}"
-            raise MessageError("timeout", message)
+    def _waited(self, deadline: Deadline, words: Words) -> Words:
+        """Return a function that describes a wait which begins now, for errors."""
+        began = time.localtime()
+
+        def waited() -> str:
+            who = titled(self.name(), self.activity.roles)
+            since = time.strftime("%H:%M:%S", began)
+            return (
+                f"Rank {who} has waited {deadline.spent:.1f} s, since {since}, for "
+                f"{words()}"
+            )
+
+        return waited
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
         """Set the program's names for its ranks, for messages, also about a killed
         rank. Local.
         """
         super().describe_ranks(roles)
-        self.job.process.describe(roles.get(self.name(), ""))
-
-    def unread(self) -> list[str]:
-        """Describe the messages that have arrived and for which no receive is
-        posted.
-        """
-        found = []
-        status = MPI.Status()
-        for source, world_rank in enumerate(self.world_ranks):
-            is_there = not self.is_closed and self.comm.Iprobe(
-                source, MPI.ANY_TAG, status
-            )
-            if is_there and status.tag >= _TAGS_BELOW_ZERO:
-                found.append(
-                    f"a message with tag {status.tag - _TAGS_BELOW_ZERO} from rank "
-                    f"{world_rank}"
-                )
-        return found
+        self.job.describe(roles.get(self.name(), ""))
 
     def disown(self) -> None:
         """Stop using MPI, as a forked child must."""
@@ -409,7 +382,7 @@ class MPIGroup(ProcessGroup):
 
     def abort(self, code: int = 1) -> NoReturn:
         """End every rank at once, with this exit code (1 instead of 0)."""
-        self.job.process.abort(code)
+        self.job.abort(code)
 
     def __exit__(
         self,
@@ -417,8 +390,8 @@ class MPIGroup(ProcessGroup):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and exit_code_of(error) and not self.job.process.is_over:
-            self.job.process.end_by(error)  # [1]
+        if error is not None and exit_code_of(error):
+            self.job.end_by(error)  # [1]
         super().__exit__(kind, error, trace)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipipe.comm.job.mpi_job import MPI
+from minipipe.core.comm.mpi_process import MPI
 
 LONGEST = 1 << 15
 """Bytes of an array that travels with its header, in one message."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
-from minipipe.comm.job.reports import RankActivity
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.comm.message import (
@@ -34,6 +33,7 @@ from minipipe.core.comm.message import (
     described,
     finish,
 )
+from minipipe.core.comm.watch import RankActivity
 from minipipe.core.errors import (
     ArgumentError,
     LaunchError,

@@ -10,9 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity, Words
-from minipipe.comm.job.verdict import titled, verdict
 from minipipe.core.comm.message import Header
+from minipipe.core.comm.watch import (
+    LONGEST_GAP,
+    Deadline,
+    RankActivity,
+    Words,
+    the_watch,
+    titled,
+)
 from minipipe.core.errors import MessageError
 
 Mailbox = deque[tuple[Header, np.ndarray]]
@@ -73,10 +79,10 @@ class Switchboard:
         """Return once the condition holds and, if ranks take turns, it is this one's
         turn.
         """
-        patience = Patience(timeout)
+        deadline = Deadline(timeout)
         activity = self.activities[rank]
         activity.claim()
-        with self._lock, activity.waiting(patience, wait.peer, wait.words):
+        with self._lock, activity.waiting(deadline, wait.peer, wait.words):
             self.waits[rank] = wait
             try:
                 while not (wait.is_over() and self.turn in (None, rank)):
@@ -87,21 +93,23 @@ class Switchboard:
                         continue
                     # With turns there is no limit: a rank may be in a debugger.
                     # Deadlocks are detected anyway.
-                    if patience.look() and self.turn is None:
-                        start = time.localtime(time.time() - timeout)
-                        began = time.strftime("%H:%M:%S", start)
-                        who = titled(rank, activity.roles)
-                        sentence = (
-                            f"Rank {who} has waited {timeout:g} s, since {began}, for "
-                            f"{wait.words()}."
-                        )
-                        others = enumerate(self.activities)
-                        reports = [other.report(number) for number, other in others]
-                        message = f"{sentence}\n{verdict(reports, activity.roles)}"
-                        raise MessageError("timeout", message)
-                    self._changed[rank].wait(min(patience.left, LONGEST_GAP))
+                    if deadline.poll() and self.turn is None:
+                        raise self._timeout(rank, wait, timeout)
+                    self._changed[rank].wait(min(deadline.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]
+
+    def _timeout(self, rank: int, wait: Wait, timeout: float) -> MessageError:
+        """Return the error of a wait that has lasted too long."""
+        start = time.localtime(time.time() - timeout)
+        began = time.strftime("%H:%M:%S", start)
+        roles = self.activities[rank].roles
+        sentence = (
+            f"Rank {titled(rank, roles)} has waited {timeout:g} s, since {began}, for "
+            f"{wait.words()}."
+        )
+        diagnosis = the_watch().diagnose(self.activities, roles)
+        return MessageError("timeout", f"{sentence}\n{diagnosis}".rstrip())
 
     def _check_deadlock(self, rank: int) -> None:
         """Raise if all running ranks wait and no condition holds: none ever will."""

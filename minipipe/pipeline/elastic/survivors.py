@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minipipe.comm.job.mpi_job import MPI, MPIJob
+from minipipe.comm.job.mpi_job import MPIJob
 from minipipe.core.comm.mpi import MPIGroup
+from minipipe.core.comm.mpi_process import MPI
 
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
@@ -35,6 +36,8 @@ class SurvivorGroup(MPIGroup):
         When that is closed, this is.
     """
 
+    job: MPIJob
+
     def __init__(
         self, job: MPIJob, comm: MPI.Comm, timeout: float, outer: MPIGroup
     ) -> None:
@@ -46,6 +49,7 @@ class SurvivorGroup(MPIGroup):
     @classmethod
     def of(cls, group: MPIGroup) -> SurvivorGroup:
         """Return a group of the same ranks, with separate messages. Collective."""
+        assert isinstance(group.job, MPIJob)  # the package is complete
         group.job.process.line.survive(True)
         return cls(group.job, group.comm.Dup(), group.timeout, group)
 

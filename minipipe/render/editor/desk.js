@@ -32,7 +32,7 @@ class Desk {
     this.isBusy = false;
   }
 
-  /** Resolves to the answer; to null where a later message of the same kind, of costs or text, takes its place. */
+  /** Resolves to the answer, or to null if a later message of the same kind, costs or text, replaces this one. */
   ask(message) {
     return new Promise((resolve, reject) => {
       const last = this.queue[this.queue.length - 1];

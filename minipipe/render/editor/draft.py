@@ -225,8 +225,12 @@ class Draft:
 
     def placed(self, rank: int, action: Action) -> Draft:
         """Return the draft with one more action at the end of a row."""
-        rows = (*self.rows[:rank], (*self.rows[rank], action), *self.rows[rank + 1 :])
-        return replace(self, rows=rows)
+        return self._with_row(rank, (*self.rows[rank], action))
+
+    def _with_row(self, rank: int, row: tuple[Action, ...]) -> Draft:
+        rows = list(self.rows)
+        rows[rank] = row
+        return replace(self, rows=tuple(rows))
 
     def cut(self, timeline: Timeline, time: float) -> Draft:
         """Return the draft without the actions that begin at a time or later in the
@@ -252,7 +256,6 @@ class Draft:
                 Code.SYNTAX, f"Rank {rank} has no action to take back.", rank
             )
         *others, last = self.rows[rank]
-        rows = (*self.rows[:rank], tuple(others), *self.rows[rank + 1 :])
         gives = self._uses(last).gives
         for action in self.actions:
             if not set(self._needs(action)).isdisjoint(gives):
@@ -260,7 +263,7 @@ class Draft:
                     f"{last} cannot be taken back before {action}, which needs it."
                 )
                 raise ScheduleError.of(Code.ORDER, sentence, rank, len(others))
-        return replace(self, rows=rows)
+        return self._with_row(rank, tuple(others))
 
     # -- choices -----------------------------------------------------------------------
 

@@ -236,7 +236,7 @@ class Editor {
   }
 }
 
-// -- what a person does --------------------------------------------------------------------------------------
+// -- input ---------------------------------------------------------------------------------------------------
 
 function listenToDesk(editor) {
   const number = (id) => Number(part(id).value);
@@ -281,8 +281,8 @@ function listenToDesk(editor) {
 }
 
 /**
- * Keeps answers until a pressed button is up: what moves under the pointer meanwhile would not be clicked on. Figures
- * follow a slider that is pressed.
+ * Delays answers while a button is pressed: an element that moves under the pointer would not get the click. Figures
+ * follow a slider while it is pressed.
  */
 function listenToPresses(editor) {
   let release = () => {};
@@ -293,7 +293,7 @@ function listenToPresses(editor) {
   for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(release), { capture: true }); // after the click
 }
 
-/** Folds what opens a schedule on a phone, so that the chart is in sight. */
+/** On a phone, folds the form that opens a schedule, so that the chart is visible. */
 function foldOnPhones() {
   const wide = matchMedia("(min-width: 601px)");
   const unfold = () => { part("opener").open = wide.matches; };

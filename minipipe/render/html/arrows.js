@@ -92,7 +92,7 @@ function drawCursor(pen, view, look, chart, time) {
   pen.fill();
 }
 
-/** Draws a frame around an action, or two that run joined. */
+/** Draws a frame around an action, or around two overlapped ones. */
 function frame(pen, view, look, chart, r, i, opacity = 1) {
   const { starts, ends } = chart.timeline.ranks[r].actions;
   const [x, end] = [view.x(starts[i]), view.x(ends[i])];

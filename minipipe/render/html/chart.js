@@ -197,7 +197,7 @@ function drawBox(pen, view, look, chart, r, i, isPale) {
   pen.globalAlpha = 1;
 }
 
-/** Draws several narrow actions as bands above each other, each kind by its share of the time; the rest is idle. */
+/** Draws several narrow actions as bands above each other, each kind by its fraction of the time; the rest is idle. */
 function drawColumn(pen, view, look, rank, top, height, first, next) {
   const { starts, ends } = rank.drawn;
   const start = starts[first];
@@ -220,7 +220,7 @@ function drawColumn(pen, view, look, rank, top, height, first, next) {
   return boxes;
 }
 
-/** Draws sums of gradients and copies of a rank, which go on while it runs its actions. */
+/** Draws gradient all-reduces and copies of a rank, which run concurrently with its actions. */
 function drawBeside(pen, view, look, rank, lanes, top) {
   const visible = rank.beside.filter(([, , begin, end]) => begin < view.last && end > view.first);
   for (const [kind, stage, begin, end] of visible) {

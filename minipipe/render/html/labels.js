@@ -42,7 +42,8 @@ class Labels {
     lengths.set(kind, lengths.get(kind) || []);
     lengths.get(kind).push(length);
     this.kinds.get(kind).lengths.push(length);
-    // Digits are equally wide. The widest letter stands for all, or a narrow I would say more than the F beside it.
+    // Digits are equally wide. All kinds are measured with the widest letter; otherwise a narrow I would have a longer
+    // form than the F beside it.
     const { shapes } = this.kinds.get(kind);
     FORMS.forEach((form, f) => shapes[f].add(form.write(rank, parts).replace(/\d/g, "0").replace(/[FBI]/, "W")));
   }
@@ -56,8 +57,8 @@ class Labels {
     }
   }
 
-  /** Sets the size and, for each kind, the first form with room in nearly all of its boxes, or the narrowest.
-   * Returns whether all kinds have room; the long names of sends do not count. */
+  /** Sets the size and, for each kind, the first form that fits in nearly all of its boxes, or the narrowest.
+   * Returns whether all kinds fit; the long names of sends do not count. */
   fits(pen, view, look, height, size, forms) {
     pen.font = this.font = `${size}px ${FONT}`;
     let haveRoom = true;
@@ -75,8 +76,8 @@ class Labels {
     return haveRoom;
   }
 
-  /** Writes the label of an action around the middle of its box, which is so many pixels wide. Nothing, where the form
-   * has no room in this box, or in most boxes of the kind in this row: a few labels would look accidental. */
+  /** Writes the label of an action around the middle of its box, unless the form is too wide for this box, or for most
+   * boxes of the kind in this row: a few labels would look accidental. */
   draw(pen, view, rank, i, width, x, y) {
     const { form, room, medians } = this.kinds.get(rank.kinds[i]);
     const typical = widthOfBox(medians.get(rank) * view.pixelsPerTime);

@@ -65,7 +65,7 @@ class Sentences {
     return parts.join("; ");
   }
 
-  /** Lists the microbatches that a rank holds, by stage where it has several. */
+  /** Lists the microbatches that a rank holds, by stage if it has several. */
   holds(rank, state) {
     const byStage = new Map();
     for (const hold of state.holds) {

@@ -1,6 +1,6 @@
 // Timelines, and their state at a moment.
 
-/** One rank: its actions, its idle times, what goes on beside them, and the activations that it holds. */
+/** One rank: its actions, its idle times, its concurrent transfers, and the activations that it holds. */
 class Rank {
   constructor(data, snap, pairs) {
     this.stages = data.stages;
@@ -45,7 +45,7 @@ class Rank {
   }
 }
 
-/** Returns, by each of two actions that run joined, the other: the second starts before the first ends. */
+/** Returns, by each of two overlapped actions, the other: the second starts before the first ends. */
 function partnersIn({ starts, ends, size }) {
   const partners = new Map();
   for (let i = 1; i < size; i += 1) {
@@ -54,7 +54,7 @@ function partnersIn({ starts, ends, size }) {
   return partners;
 }
 
-/** Returns the actions as they are drawn: joined ones beside each other, each in half of their time. */
+/** Returns the actions as they are drawn: overlapped ones beside each other, each in half of their time. */
 function sideBySide({ starts, ends }, partners) {
   const middle = (i) => (starts[i] + ends[i]) / 2;
   const isFirst = (i) => partners.get(i) === i + 1;

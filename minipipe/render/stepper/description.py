@@ -283,7 +283,7 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> 
         return reduction
     if awaited.kind is L and walkthrough.is_timed:
         return f"the activations that {awaited} loads"
-    if _needs_nothing_there(walkthrough, rank, state):
+    if _has_no_giver(walkthrough, rank, state):
         return _NOTHING
     if awaited.kind is REDUCE_GRAD and source == rank:
         return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
@@ -292,9 +292,9 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> 
     return f"{awaited} on rank {source}"
 
 
-def _needs_nothing_there(walkthrough: Walkthrough, rank: int, state: RankState) -> bool:
-    """Whether no action gives the values that a rank waits for; a REDUCE_GRAD that has
-    them may lack its partner.
+def _has_no_giver(walkthrough: Walkthrough, rank: int, state: RankState) -> bool:
+    """Return whether no action gives the values that a rank waits for; a REDUCE_GRAD
+    that has them may lack its partner.
     """
     action = state.action
     if action is None or state.awaited != action:
@@ -313,7 +313,7 @@ def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) ->
         return f"{awaited}, but there is no such stage"
     if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
-    if _needs_nothing_there(walkthrough, rank, state):
+    if _has_no_giver(walkthrough, rank, state):
         return _NOTHING
     position = walkthrough.program.actions[source].index(awaited)
     return f"{awaited}, position {position} of rank {source}"
@@ -341,8 +341,8 @@ def _ranges(numbers: Sequence[int], microbatches: Sequence[Any]) -> str:
     texts = []
     for run in runs:
         joint = "-" if len(run) > 2 else ","
-        ends = (str(microbatches[number]) for number in sorted({run[0], run[-1]}))
-        texts.append(joint.join(ends))
+        ends = sorted({run[0], run[-1]})
+        texts.append(joint.join(str(microbatches[number]) for number in ends))
     return ",".join(texts)
 
 

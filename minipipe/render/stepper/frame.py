@@ -130,7 +130,8 @@ class Strip:
         cells += [(" ", "")] * (self.width - num_past)
         places = self.places[rank]
         names_stages = self.columns.names_stages
-        for at in range(max(0, bisect_left(places, (first, 0)) - 1), len(places)):
+        first_visible = max(0, bisect_left(places, (first, 0)) - 1)
+        for at in range(first_visible, len(places)):
             begin, end = places[at]
             if begin >= first + self.width:
                 break
@@ -236,7 +237,8 @@ class Frame:
         names = [self.name, self.walkthrough.schedule.name]
         name = fitted(names, width - len(place) - 2)
         event = fitted([describe_event(self.walkthrough, snapshot)], width)
-        lines = [name.ljust(width - len(place)) + place, self._painted(event, _BOLD)]
+        title = name.ljust(width - len(place)) + place
+        lines = [title, self._painted(event, _BOLD)]
         is_last = snapshot.number == len(self.walkthrough) - 1
         if not (self.walkthrough.is_legal or is_last):
             problem = self.walkthrough.problems[0]

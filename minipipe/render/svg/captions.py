@@ -103,14 +103,13 @@ def unit_note(panels: Sequence[Panel]) -> str:
     'F takes 1 unit of time, B 2, I 1, W 1'
     """
     times = _durations(panels)
-    if (
-        panels[0].timeline.unit != "units"
-        or F not in times
-        or any(len(each) > 1 for each in times.values())
-    ):
+    are_equal = all(len(each) == 1 for each in times.values())
+    if panels[0].timeline.unit != "units" or F not in times or not are_equal:
         return ""
-    others = (f"{kind} {min(each):g}" for kind, each in times.items() if kind is not F)
-    return ", ".join([f"F takes {time_of(min(times[F]), 'units')} of time", *others])
+    (forward,) = times.pop(F)
+    parts = [f"F takes {time_of(forward, 'units')} of time"]
+    parts += (f"{kind} {min(each):g}" for kind, each in times.items())
+    return ", ".join(parts)
 
 
 def time_of(time: float, unit: str) -> str:

@@ -267,19 +267,18 @@ class _TimelinePage(Page):
         tops = [top + rank * size.pitch for rank in range(len(lanes))]
         bottom = top + len(tops) * size.pitch
         parts.append(self._grid(top - 4, bottom))
-        parts += (moved(0, y, self._lane(index, lane)) for y, lane in zip(tops, lanes))
+        rows = list(zip(tops, lanes))
+        parts += (moved(0, y, self._lane(index, lane)) for y, lane in rows)
         if self.has_messages:
             head = min(self.letters.size / 2, size.pitch - size.box)
             parts += draw_messages(panel, self.axis, tops, size.box, head)
         # above the arrows, which would cross them out
         labels = self.labels[panel.timeline.name]
-        drawn = (moved(0, y, labels.draw(lane)) for y, lane in zip(tops, lanes))
+        drawn = (moved(0, y, labels.draw(lane)) for y, lane in rows)
         look = f'font-size="{number(labels.size)}" text-anchor="middle"'
         parts.append(group(f'{look} pointer-events="none"', drawn))
         if self.motion:
-            peaks = "".join(
-                moved(0, y, self._peaks(index, lane)) for y, lane in zip(tops, lanes)
-            )
+            peaks = "".join(moved(0, y, self._peaks(index, lane)) for y, lane in rows)
             parts += self.motion.draw(
                 panel, tops, bottom, size.box, round(baseline), peaks
             )

@@ -59,7 +59,8 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
         last = min(last_x, last_y)
         if first < last:
             start = (x + first * along_x, y + first * along_y)
-            lines.append(_segment(*start, x + last * along_x, y + last * along_y))
+            end = (x + last * along_x, y + last * along_y)
+            lines.append(_segment(*start, *end))
     return "".join(lines)
 
 
@@ -87,13 +88,12 @@ def _range(start: float, step: float, low: float, high: float) -> tuple[float, f
 
 
 def _segment(x: float, y: float, end_x: float, end_y: float) -> str:
-    start = (number(x), number(y))
-    end = (number(end_x), number(end_y))
-    if start[1] == end[1]:
-        return f"M{start[0]} {start[1]}H{end[0]}"
-    if start[0] == end[0]:
-        return f"M{start[0]} {start[1]}V{end[1]}"
-    return f"M{start[0]} {start[1]}L{end[0]} {end[1]}"
+    left, top, right, bottom = map(number, (x, y, end_x, end_y))
+    if top == bottom:
+        return f"M{left} {top}H{right}"
+    if left == right:
+        return f"M{left} {top}V{bottom}"
+    return f"M{left} {top}L{right} {bottom}"
 
 
 @dataclass(frozen=True)
@@ -471,7 +471,8 @@ class Lane:
         # by x: of two changes at one x, only the later one is visible
         heights: dict[str, str] = {}
         for time, level in strip.curves[self.rank]:
-            heights[number(self.x(time))] = number(self.size.strip * (1 - level / most))
+            height = self.size.strip * (1 - level / most)
+            heights[number(self.x(time))] = number(height)
         bottom = drawn = number(self.size.strip)
         steps = []
         for x, y in heights.items():

@@ -141,8 +141,11 @@ def _places(
     for rows in range(_MOST_ROWS + 1):
         for offset in dict.fromkeys((rows, -rows)):
             top = y - height / 2 + offset * height
-            yield Callout(Box(x + gap, top, x + gap + width, top + height), False, rows)
-            yield Callout(Box(x - gap - width, top, x - gap, top + height), True, rows)
+            bottom = top + height
+            right = Box(x + gap, top, x + gap + width, bottom)
+            left = Box(x - gap - width, top, x - gap, bottom)
+            yield Callout(right, False, rows)
+            yield Callout(left, True, rows)
 
 
 _LEAST_WIDTH = 480  # pixels
@@ -421,9 +424,10 @@ def _between(
 ) -> list[tuple[float, float]]:
     """Return the ends of a line from the edge of a mark to its name."""
     x, y = point
-    length = math.dist(point, end)
-    part = 1.3 * _RADIUS / length
-    return [(x + part * (end[0] - x), y + part * (end[1] - y)), end]
+    end_x, end_y = end
+    part = 1.3 * _RADIUS / math.dist(point, end)
+    start = (x + part * (end_x - x), y + part * (end_y - y))
+    return [start, end]
 
 
 def _line(name: str, data: str) -> str:

@@ -199,7 +199,7 @@ def test_ranks_of_silent_hosts_are_left_out_and_the_command_names_the_others(
 
 
 def test_hosts_are_asked_at_once_and_one_that_hangs_counts_as_silent(monkeypatch):
-    monkeypatch.setattr(launching, "_PATIENCE", 0.5)
+    monkeypatch.setattr(launching, "_DEADLINE", 0.5)
     probe = ["sh", "-c", "case $0 in a*) exec sleep 100;; b) exit 3;; esac", "HOST"]
     begun = time.perf_counter()
     silent = silent_hosts(["a1", "a2", "a1", "b", "c", "localhost"], probe)

@@ -6,7 +6,8 @@ from math import inf
 import pytest
 
 from minipipe.comm.job import host
-from minipipe.comm.job.host import busy_cores, cores, memory_of_this_host
+from minipipe.comm.job.host import busy_cores, memory_of_this_host
+from minipipe.core.comm.host import cores
 
 IDLE = "cpu  0 0 0 0\n{lines}\nintr 0\n"
 

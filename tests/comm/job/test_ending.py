@@ -8,7 +8,8 @@ import pytest
 
 from minipipe.comm.job.meeting import Line
 from minipipe.comm.job.process import RankProcess
-from minipipe.comm.job.reports import exit_code_of, last_words
+from minipipe.comm.job.reports import last_words
+from minipipe.core.comm.watch import exit_code_of
 from minipipe.errors import MessageError
 
 

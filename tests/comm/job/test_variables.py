@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from minipipe.cli import main
-from minipipe.comm.job import host, witness
+from minipipe.comm.job import witness
+from minipipe.comm.job.host import launcher_socket
+from minipipe.core.comm import host
 from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.errors import ArgumentError
 from minipipe.execution.row_handlers import Journal, journal
@@ -42,14 +44,14 @@ def test_what_is_no_number_counts_as_not_set(value):
         for name in names:
             assert host.launcher_number({name: value}, names, default=7) == 7
     assert host.num_ranks({"PMI_SIZE": value}) == host.num_ranks({}) == 1
-    assert host.launcher_socket({"PMI_FD": value}) is None
+    assert launcher_socket({"PMI_FD": value}) is None
 
 
 @pytest.mark.parametrize(
     "value", ["0", "9" * 9, "9" * 18]
 )  # no descriptor of a socket, and none at all
 def test_a_descriptor_that_is_no_socket_is_none(value):
-    assert host.launcher_socket({"PMI_FD": value}) is None
+    assert launcher_socket({"PMI_FD": value}) is None
 
 
 @pytest.mark.parametrize("value", ["5" * 5000, "²"])

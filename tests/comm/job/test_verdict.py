@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.comm.job.reports import Patience, RankActivity, RankReport
+from minipipe.comm.job.reports import RankReport, report_of
 from minipipe.comm.job.verdict import is_debugged, state_of, verdict
+from minipipe.core.comm.watch import Deadline, RankActivity
 
 
 def waiting(rank, peer, seconds):
@@ -191,9 +192,8 @@ def test_a_report_travels_as_it_is_and_tells_where_the_program_is():
     activity = RankActivity()
     activity.begin("1 of 0-3", ["2F0", "2B0"], step=4, sent_at={"2B0": 7}.get)
     activity.position += 1
-    patience = Patience(9.0)
-    with activity.waiting(patience, 3, lambda: "the gradient"):
-        report = activity.report(rank=2)
+    with activity.waiting(Deadline(9.0), 3, lambda: "the gradient"):
+        report = report_of(activity, rank=2)
     assert RankReport.from_bytes(report.to_bytes()) == report
     assert (report.action, report.awaited, report.peer) == (
         "2B0, step 4",
@@ -203,10 +203,10 @@ def test_a_report_travels_as_it_is_and_tells_where_the_program_is():
     assert (report.step, report.position, report.sent_at) == (4, 1, 7)
     assert (
         "test_verdict.py" in report.place
-        and "report = activity.report(rank=2)" in report.place
+        and "report = report_of(activity, rank=2)" in report.place
     )
     activity.position += 1
     assert (
-        activity.report(rank=2).action == "after step 4"
-        and not activity.report(rank=2).awaited
+        report_of(activity, rank=2).action == "after step 4"
+        and not report_of(activity, rank=2).awaited
     )

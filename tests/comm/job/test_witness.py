@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from minipipe.comm.job import host
+from minipipe.core.comm import host
 from tests.launch import ROOT, environment, mpirun, needs_mpi, slowly
 
 pytestmark = pytest.mark.skipif(
