@@ -77,7 +77,9 @@ def replicated(
     replicas: int,
 ) -> Schedule | Program:
     """Return the schedule of all replicas, with the sums of their gradients."""
-    of_each = None if num_ranks is None else ranks_of_each(num_ranks, replicas)
+    of_each = None
+    if num_ranks is not None:
+        of_each = ranks_of_each(num_ranks, replicas)
     found = _resolved(schedule, of_each, num_microbatches, chunks_per_rank)
     if replicas == 1 and (not found.has_replicas or REDUCE_GRAD in found.kinds):
         return found
@@ -158,9 +160,8 @@ def schedule_of_modules(
         schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
     schedule = spelled(schedule)
     if isinstance(schedule, str) and schedule in REGISTRY:
-        num_microbatches = (
-            NUM_MICROBATCHES if num_microbatches is None else num_microbatches
-        )
+        if num_microbatches is None:
+            num_microbatches = NUM_MICROBATCHES
         from minipipe.schedules.transforms import first_stages, spread_stages
 
         built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
@@ -194,11 +195,9 @@ def _built(
             chunks if takes_chunks or chunks > 1 else None,
         )
     except ScheduleError as error:
-        fits = (
-            f"{num_ranks + 1} to {2 * num_ranks}"
-            if takes_chunks
-            else f"at most {num_ranks}"
-        )
+        fits = f"at most {num_ranks}"
+        if takes_chunks:
+            fits = f"{num_ranks + 1} to {2 * num_ranks}"
         message = (
             f"{counted(num_modules, 'module')} on {counted(num_ranks, 'rank')} are "
             f"up to {chunks} on a rank. "

@@ -156,11 +156,9 @@ class BatchObjective(Objective):
     def alike(self) -> dict[str, float | None]:
         """Numbers, by name, that must be equal on all ranks."""
         is_everywhere = self.where == "everywhere"
-        asked = (
-            crc32(repr((is_everywhere, *self.metrics)).encode())
-            if is_everywhere or self.metrics
-            else 0
-        )
+        asked = 0
+        if is_everywhere or self.metrics:
+            asked = crc32(repr((is_everywhere, *self.metrics)).encode())
         alike: dict[str, float | None] = {
             "request for metrics and outputs": asked,
             "scale": self.scale,
@@ -240,14 +238,12 @@ class BatchObjective(Objective):
             )
         if not self.metrics:
             return
-        given = rebuilt(outputs, list(map(_to_read, arrays)))
-        wanted = (
-            None
-            if targets is None
-            else targets.rebuilt(list(map(_to_read, targets.arrays)))
-        )
+        outputs = rebuilt(outputs, list(map(_to_read, arrays)))
+        expected = None
+        if targets is not None:
+            expected = targets.rebuilt(list(map(_to_read, targets.arrays)))
         self._measured[microbatch] = [
-            _measured(f"the metric {name!r}", metric(given, wanted))
+            _measured(f"the metric {name!r}", metric(outputs, expected))
             for name, metric in self.metrics.items()
         ]
 
@@ -304,11 +300,9 @@ class BatchObjective(Objective):
             return added(value * share for value, _, share in found if share)
         weighted = [(value, weight) for value, weight, _ in found if weight]
         total = added(weight for _, weight in weighted)
-        return (
-            added(value * weight for value, weight in weighted) / total
-            if total
-            else nan
-        )
+        if not total:
+            return nan
+        return added(value * weight for value, weight in weighted) / total
 
 
 def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
@@ -324,7 +318,9 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
         raise ArgumentError(
             f"outputs is {outputs!r}; expected True, False or 'everywhere'."
         )
-    hint = "Give its value: scale=scale.value." if hasattr(scale, "value") else ""
+    hint = ""
+    if hasattr(scale, "value"):
+        hint = "Give its value: scale=scale.value."
     Spec(int | float | np.number, expected="a number", advice=hint, code="type").check(
         "scale", scale
     )
@@ -343,17 +339,18 @@ def _measured(name: str, found: Any) -> tuple[float, float | None]:
     """Return the result of a metric, or of another function of a microbatch, and its
     weight, if any.
     """
-    value, weight = (
-        found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    )
+    value = found
+    weight = None
+    if isinstance(found, tuple) and len(found) == 2:
+        value, weight = found
     try:
-        return float(value), None if weight is None else float(weight)
+        if weight is not None:
+            weight = float(weight)
+        return float(value), weight
     except (TypeError, ValueError):
-        kind = (
-            f"an array of shape {np.shape(value)}"
-            if hasattr(value, "shape")
-            else type(found).__name__
-        )
+        kind = type(found).__name__
+        if hasattr(value, "shape"):
+            kind = f"an array of shape {np.shape(value)}"
         message = f"{name} must be a number; for a microbatch it is {kind}."
         raise TensorError("shape", f"{message[0].upper()}{message[1:]}") from None
 
@@ -412,17 +409,15 @@ def shares(
     weights = [
         None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets
     ]
-    return shared_out(
-        exchange(weights) if exchange else [x for x in weights if x is not None]
-    )
+    if exchange:
+        return shared_out(exchange(weights))
+    return shared_out([x for x in weights if x is not None])
 
 
 def _weighed(found: Any) -> float:
-    return (
-        found
-        if type(found) in (int, float)
-        else _measured("the weight of a loss", found)[0]
-    )
+    if type(found) in (int, float):
+        return found
+    return _measured("the weight of a loss", found)[0]
 
 
 def _weighs_by_size(weight: Weight, targets: Sequence[Payload]) -> bool:
@@ -655,11 +650,11 @@ class PendingLoss(Familiar):
         return float, (float(self),)
 
     def __format__(self, spec: str) -> str:
-        return format(float(self), spec) if spec else str(self)
+        if not spec:
+            return str(self)
+        return format(float(self), spec)
 
     def __repr__(self) -> str:
-        return (
-            f"<loss of step {self._step}, pending: float() waits>"
-            if self._value is None
-            else repr(self._value)
-        )
+        if self._value is None:
+            return f"<loss of step {self._step}, pending: float() waits>"
+        return repr(self._value)

@@ -200,11 +200,13 @@ def output_division(
     """
     takes_parts = isinstance(loss, ParallelCrossEntropyLoss) and loss.group.size > 1
     division, head = _after(model.flat_layers, Division.WHOLE, None)
-    sharing = [head] if head else []
-    sharing += [grid.tensor] if grid else []
+    sharing = [head]
+    if grid:
+        sharing.append(grid.tensor)
     sharing += [group for each in model.parameters() for group in _sharing(each)]
-    sharing += [loss.group] if takes_parts else []
-    group = next((each for each in sharing if each.size > 1), None)
+    if takes_parts:
+        sharing.append(loss.group)
+    group = next((each for each in sharing if each and each.size > 1), None)
     if group is None:
         return None
     takes_whole = is_exactly(loss, CrossEntropyLoss, MSELoss)
@@ -254,7 +256,9 @@ def _sharing(parameter: Parameter) -> list[ProcessGroup]:
     owner = parameter.owner
     if not isinstance(owner, ShardedParameter):
         return []
-    shard = owner.shard if isinstance(owner.shard, Shard) else owner.shard.inner
+    shard: Any = owner.shard
+    if not isinstance(shard, Shard):
+        shard = shard.inner
     return [] if shard is None else [shard.group]
 
 
@@ -273,9 +277,9 @@ def _after(
             division, group = _after([layer.layer], division, group)
         elif is_exactly(layer, ColumnParallelLinear):
             group = layer.shard.group
-            division = (
-                Division.WHOLE if layer.gather or group.size == 1 else Division.PART
-            )
+            division = Division.PART
+            if layer.gather or group.size == 1:
+                division = Division.WHOLE
         elif is_exactly(layer, RowParallelLinear):
             division = Division.WHOLE
         elif not is_exactly(

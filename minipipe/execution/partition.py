@@ -79,7 +79,8 @@ def partition_by_stage_cost(
     >>> partition_by_stage_cost([[2, 2, 2, 2], [1, 1, 1, 1]], 2)
     [range(0, 1), range(1, 4)]
     """
-    check_counts(len(costs[0]) if costs else 0, num_stages)
+    num_layers = max(map(len, costs), default=0)
+    check_counts(num_layers, num_stages)
     for layer, cost in ((i, cost) for row in costs for i, cost in enumerate(row)):
         _COST.check(f"The cost of layer {layer}", cost)
     if placement is not None and len(placement) != num_stages:
@@ -87,9 +88,9 @@ def partition_by_stage_cost(
         expected = counted(num_stages, "stage")
         message = f"The placement has {given}; expected one for each of {expected}."
         raise ArgumentError(message)
-    return smallest_largest_rank(
-        costs, range(num_stages) if placement is None else placement
-    )
+    if placement is None:
+        placement = range(num_stages)
+    return smallest_largest_rank(costs, placement)
 
 
 def partition_of(
@@ -141,11 +142,12 @@ def partition_of(
             and isinstance(parts[-1], range)
             and parts[-1].stop == len(sizes) < num_flat
         )
-        parts = check_partition(
-            parts, len(sizes) if is_of_model else num_flat, num_stages
-        )
+        num_layers = len(sizes) if is_of_model else num_flat
+        parts = check_partition(parts, num_layers, num_stages)
     else:
-        costs = list(numbers if layer_costs is None else layer_costs)
+        costs = list(numbers)
+        if layer_costs is not None:
+            costs = list(layer_costs)
         if len(costs) not in (num_flat, len(sizes)):
             given = counted(len(costs), "value")
             expected = counted(num_flat, "layer")
@@ -274,9 +276,9 @@ def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]
         }
     loads, cuts = ways[num_layers][0] if num_layers in ways else (first, ())
     is_better = _unevenness(loads) < _unevenness(first)
-    return (
-        [range(start, end) for start, end in pairwise(cuts)] if is_better else partition
-    )
+    if not is_better:
+        return partition
+    return [range(start, end) for start, end in pairwise(cuts)]
 
 
 def _with_a_stage(

@@ -125,7 +125,9 @@ def read_ahead(items: Iterable[Any], copy: Callable[[Any], Any]) -> list[Any]:
     >>> read_ahead(refilled(), copied)
     [array([0., 0.]), array([1., 1.])]
     """
-    return list(items) if type(items) in (list, tuple) else list(map(copy, items))
+    if type(items) in (list, tuple):
+        return list(items)
+    return list(map(copy, items))
 
 
 def copied(given: Any) -> Any:
@@ -145,7 +147,9 @@ def copied(given: Any) -> Any:
         if treedef is None:  # a list of numbers
             return deepcopy(given)
         return rebuilt(treedef, list(map(copied, leaves)))
-    return backend.copy(given) if is_array(given) else given
+    if is_array(given):
+        return backend.copy(given)
+    return given
 
 
 # -- what it becomes -------------------------------------------------------------------

@@ -67,11 +67,9 @@ def check_first_values(
     different = differences(group, digests)
     if different:
         name, usual, others = different[0]
-        more = (
-            f" (and those of {len(different) - 1} other parameters)"
-            if len(different) > 1
-            else ""
-        )
+        more = ""
+        if len(different) > 1:
+            more = f" (and of {len(different) - 1} other parameters)"
         raise RankError(
             "disagreement",
             f"The first values of {name}{more} on rank {listed(others, group)} differ "
@@ -137,8 +135,9 @@ def marks_of(values: Iterable[float | None]) -> list[float]:
     marks = []
     for value in values:
         mark = _NOT_COMPARED if value is None else float(value)
-        # NaN is not even itself
-        marks.append(mark if mark == mark else _NOT_A_NUMBER)
+        if mark != mark:  # NaN is not even itself
+            mark = _NOT_A_NUMBER
+        marks.append(mark)
     return marks
 
 
@@ -158,7 +157,9 @@ def numbers_that_came(message: np.ndarray) -> tuple[float, ...]:
     ((1.0, 0.5), ())
     """
     is_ours = message.dtype == np.uint32 and message.ndim == 1 and message.size % 2 == 0
-    return form_of_numbers(message.size // 2).unpack(message.data) if is_ours else ()
+    if not is_ours:
+        return ()
+    return form_of_numbers(message.size // 2).unpack(message.data)
 
 
 @lru_cache(maxsize=64)  # calls differ in their arguments
@@ -206,12 +207,13 @@ def check_marks(
         return
     for name, own, other in zip(names, *marks):
         if own != other and _NOT_COMPARED not in (own, other):
-            told = words()
-            mine, its = (
-                (f" ({told[name]})", "")
-                if name in told
-                else (_shown(name, own), _shown(name, other))
-            )
+            descriptions = words()
+            if name in descriptions:
+                mine = f" ({descriptions[name]})"
+                its = ""
+            else:
+                mine = _shown(name, own)
+                its = _shown(name, other)
             raise RankError(
                 "disagreement",
                 f"The {name} of rank {ranks[0]}{mine} differs from that of rank "
@@ -230,7 +232,9 @@ def _shown(name: str, mark: float) -> str:
         return f" ({words[int(mark)]})"
     if name.startswith("number of ") or name == "num_steps":
         return f" ({mark:g})"
-    return f" ({mark})" if name in ("scale", "max_norm", "learning rate") else ""
+    if name in ("scale", "max_norm", "learning rate"):
+        return f" ({mark})"
+    return ""
 
 
 # -- which program this process runs ---------------------------------------------------
@@ -274,12 +278,12 @@ def check_program(
     texts = {"check_agreement": str(bool(is_asked))}
     compares = is_asked and group.size > 1
     if compares:
-        texts.update(
-            program(),
-            **(always or {}),
-            **{name: description(value, name) for name, value in given.items()},
-        )
-    check_agreement(group, texts if compares else {**texts, **(always or {})})
+        texts.update(program())
+    texts.update(always or {})
+    if compares:
+        for name, value in given.items():
+            texts[name] = description(value, name)
+    check_agreement(group, texts)
     return compares
 
 

@@ -146,10 +146,13 @@ def _described(
         return Code.BACKWARD, f"{sentence}."
     cause = culprit.cause
     if cause is None:
-        return Code.LOSS if is_loss else Code.FORWARD, f"{sentence}."
+        code = Code.LOSS if is_loss else Code.FORWARD
+        return code, f"{sentence}."
     had = words_of(cause.kinds)
     if is_loss:
-        sample = f", first in sample {first + cause.which}" if cause.which >= 0 else ""
+        sample = ""
+        if cause.which >= 0:
+            sample = f", first in sample {first + cause.which}"
         return Code.TARGETS, f"{sentence}: the targets have {had}{sample}."
     parameter = list(plan.owners)[cause.which]
     had_before = f"its parameter {parameter} had {had} before the step"
@@ -161,22 +164,26 @@ def _made(culprit: Culprit, plan: Plan, has_masks: bool) -> str:
     seen = culprit.seen
     made = words_of(seen.kinds)
     if culprit.is_backward:
-        of = list(plan.owners)[seen.which] if culprit.is_weight else "its input"
+        of = "its input"
+        if culprit.is_weight:
+            of = list(plan.owners)[seen.which]
         result = "for a finite gradient of its result"
         return f"returned {made} in the gradient of {of}, {result}"
     is_auxiliary = seen.what == What.AUXILIARY_LOSS
     did = "added a loss of" if is_auxiliary else "returned"
-    but = " (except -inf, perhaps a mask)" if has_masks else ""
-    return f"{did} {made} for finite inputs{but}"
+    sentence = f"{did} {made} for finite inputs"
+    if has_masks:
+        sentence += " (except -inf, perhaps a mask)"
+    return sentence
 
 
 def _action(culprit: Culprit, program: Program, stage: int) -> Action:
     """Return the action in which it was made."""
     if not culprit.is_backward:
         return Action(stage, ActionKind.FORWARD, culprit.microbatch)
-    half = (
-        ActionKind.BACKWARD_WEIGHT if culprit.is_weight else ActionKind.BACKWARD_INPUT
-    )
+    half = ActionKind.BACKWARD_INPUT
+    if culprit.is_weight:
+        half = ActionKind.BACKWARD_WEIGHT
     # a frozen stage has no W
     kinds = (ActionKind.BACKWARD, half, ActionKind.BACKWARD_INPUT)
     found = (Action(stage, kind, culprit.microbatch) for kind in kinds)

@@ -107,13 +107,16 @@ class _Walk:
             yield path, _shown(value)
         elif isinstance(value, type | ModuleType | BuiltinFunctionType | np.ufunc):
             yield path, name_of(value)
-            yield from self._class(path, value) if isinstance(value, type) else ()
+            if isinstance(value, type):
+                yield from self._class(path, value)
         elif isinstance(value, tuple | list | dict | set | frozenset):
             yield from self._container(path, value)
         elif isinstance(value, Parameter):
             yield from self._parameter(path, value)
         elif isinstance(value, Tensor) or backend.is_array(value):
-            yield path, _of_array(value.data if isinstance(value, Tensor) else value)
+            if isinstance(value, Tensor):
+                value = value.data
+            yield path, _of_array(value)
         elif id(value) in self._met:
             yield path, "as before"
         else:
@@ -279,19 +282,27 @@ def _counts_though_private(item: Any) -> bool:
 def _key(value: Any) -> str:
     """Return a text for an element of a set or a key of a dict."""
     if isinstance(value, tuple | frozenset):
-        texts = map(_key, value)
-        return f"({', '.join(texts if isinstance(value, tuple) else sorted(texts))})"
-    return _shown(value) if isinstance(value, _PLAIN) else name_of(type(value))
+        texts = list(map(_key, value))
+        if not isinstance(value, tuple):
+            texts.sort()
+        return f"({', '.join(texts)})"
+    if isinstance(value, _PLAIN):
+        return _shown(value)
+    return name_of(type(value))
 
 
 def _shown(value: Any) -> str:
     text = str(value) if isinstance(value, np.dtype) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … {digest(text):x}"
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]} … {digest(text):x}"
 
 
 def _of_array(array: Any) -> str:
     shape = f"array of shape {tuple(array.shape)}, {array.dtype}"
-    return shape if str(array.dtype) == "object" else f"{shape}, {digest(array):x}"
+    if str(array.dtype) == "object":
+        return shape
+    return f"{shape}, {digest(array):x}"
 
 
 def _is_called_by_name(value: Any) -> bool:

@@ -151,7 +151,9 @@ class StepCheck:
     def __init__(
         self, check: FiniteCheck, batch: Batch, waits: bool, with_gradients: bool
     ) -> None:
-        number = check.first_not_finite() if with_gradients else -1
+        number = -1
+        if with_gradients:
+            number = check.first_not_finite()
         busy = -waits
         if check.is_shared:
             assert check.grid is not None
@@ -177,7 +179,9 @@ class StepCheck:
         NotFiniteError
             Any of its codes, for the place of the first value that is not finite.
         """
-        losses = () if self._batch.objective.is_given else (loss, *loss.losses)
+        losses: tuple[float, ...] = ()
+        if not self._batch.objective.is_given:
+            losses = (loss, *loss.losses)
         is_finite = all(map(isfinite, losses))
         for parameter, _ in findings:
             is_finite = is_finite and parameter < 0
@@ -202,8 +206,9 @@ class StepCheck:
             for stage in check.stages.values():
                 stage.begin()  # a step that fails leaves no gradients
             is_given = code in (Code.INPUTS, Code.TARGETS, Code.PARAMETER)
-            advice = "" if is_given else "A smaller learning rate often helps; "
-            advice += "Pipeline(…, check_finite='warn') continues with a warning."
+            advice = "Pipeline(…, check_finite='warn') continues with a warning."
+            if not is_given:
+                advice = f"A smaller learning rate often helps; {advice}"
             raise NotFiniteError(code, f"{words} {end} {advice}")
         if (check.grid or check).group.rank == 0:
             warn_caller(f"{words} Training continues, because of check_finite='warn'.")
@@ -213,9 +218,9 @@ class StepCheck:
             str(k) for k, value in enumerate(loss.losses) if not isfinite(value)
         ]
         if microbatches and not self._batch.objective.is_given:
-            more = (
-                f" and of {len(microbatches) - 1} more" if len(microbatches) > 1 else ""
-            )
+            more = ""
+            if len(microbatches) > 1:
+                more = f" and of {len(microbatches) - 1} more"
             return f"the loss of microbatch {microbatches[0]}{more} is"
         ranks = [rank for rank, (parameter, _) in enumerate(findings) if parameter >= 0]
         if not ranks:

@@ -120,11 +120,9 @@ class Updates:
         """
         lines = description(_settings_of(optimiser), "optimiser")
         digest = crc32(f"{lines} {optimiser.history}".encode())
-        return {
-            "optimiser of the run": digest
-            if self._is_trained and optimiser.parameters
-            else None
-        }
+        if not (self._is_trained and optimiser.parameters):
+            return {"optimiser of the run": None}
+        return {"optimiser of the run": digest}
 
     def note_state(self, state: Mapping[str, Any]) -> None:
         """Note that values were loaded, by some elements of each array. Local."""
@@ -158,7 +156,9 @@ class Updates:
             line.removeprefix("optimiser.") for line in self._described.splitlines()[1:]
         ]
         before = "its steps before: {}, states loaded: {}".format(*self._history)
-        return {_SETTINGS: ", ".join([*lines, before]) if lines else "no step yet"}
+        if not lines:
+            return {_SETTINGS: "no step yet"}
+        return {_SETTINGS: ", ".join([*lines, before])}
 
 
 def _settings_of(optimiser: Optimiser) -> dict[str, Any]:
@@ -267,16 +267,19 @@ def batch_marks(inputs: Any, targets: Any) -> dict[str, int | None]:
 
 
 def _of_leaf(leaf: Any, before: int) -> int:
-    leaf = leaf.value if isinstance(leaf, Replicated) else leaf
-    leaf = leaf.data if isinstance(leaf, Tensor) else leaf
+    if isinstance(leaf, Replicated):
+        leaf = leaf.value
+    if isinstance(leaf, Tensor):
+        leaf = leaf.data
     if is_array(leaf) and not isinstance(leaf, np.ndarray):
         return crc32(f"{tuple(leaf.shape)} {leaf.dtype}".encode(), before)
     array = np.asarray(leaf)
     form, positions = form_of_array(array.shape, array.dtype)
     # Neither way copies the array.
-    elements = (
-        array.take(positions) if array.flags.c_contiguous else array.flat[positions]
-    )
+    if array.flags.c_contiguous:
+        elements = array.take(positions)
+    else:
+        elements = array.flat[positions]
     return crc32(elements.tobytes(), form ^ before)
 
 
@@ -296,11 +299,9 @@ def form_of_array(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, Any]:
         positions = np.arange(size)
     else:
         width = shape[-1]
-        columns = (
-            turns % width
-            if width <= _MOST_ELEMENTS
-            else (turns * _GOLDEN_RATIO % 1 * width).astype(np.int64)
-        )
+        columns = turns % width
+        if width > _MOST_ELEMENTS:
+            columns = (turns * _GOLDEN_RATIO % 1 * width).astype(np.int64)
         positions = turns * (size // width) // _MOST_ELEMENTS * width + columns
     return crc32(
         f"{shape} {dtype}".encode()

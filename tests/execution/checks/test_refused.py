@@ -189,7 +189,7 @@ def test_other_values_in_one_parameter_of_many_are_counted():
     with pytest.raises(
         RankError,
         match=(
-            r"first values of 0\.weight \(and those of 3 other parameters\) on rank "
+            r"first values of 0\.weight \(and of 3 other parameters\) on rank "
             r"1 "
         ),
     ):
