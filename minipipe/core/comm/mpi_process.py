@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MOST_CORES = 4096  # of a host
 # polls that do not even yield, if every rank of this host has a core of its own
 _SPINS = 50
+_FORWARDING = 0.1  # seconds for output to reach the terminal before an abort
 
 
 class MPIProcess:
@@ -121,6 +123,8 @@ class MPIProcess:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # closed, or None
                 stream.flush()
+        # the launcher exits at once and drops output that it has not yet forwarded
+        time.sleep(_FORWARDING)
         MPI.COMM_WORLD.Abort(code or 1)
         raise SystemExit(code or 1)  # not reached
 
