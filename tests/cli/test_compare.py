@@ -98,7 +98,10 @@ def test_it_prints_tables_and_then_the_reasons(ask, measured):
     first_words = [table.split()[0] for table in tables]
     sent = first_words.index("sent")  # a note on busy cores may stand above
     assert first_words[sent - 1 : sent + 2] == ["mesh", "sent", "held"]
-    assert " compiled " in tables[sent - 1] and "With compile=True a step takes " in tables[-1]
+    assert (
+        " compiled " in tables[sent - 1]
+        and "With compile=True a step takes " in tables[-1]
+    )
     assert (
         "is the fastest (measured): " in tables[-1]
         and "simulated on 2 hosts" in tables[-1]
