@@ -22,6 +22,8 @@ SHORT_LM = (
     "32",
     "--context",
     "32",
+    "--characters",
+    "100",
     "--dropout",
     "0.1",
     "--tied",
