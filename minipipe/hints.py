@@ -19,7 +19,7 @@ from minipipe.core.familiar import Familiar as Familiar
 from minipipe.core.familiar import names_of as names_of
 from minipipe.core.familiar import refuse_calls as refuse_calls
 from minipipe.core.familiar import with_hints as with_hints
-from minipipe.errors import ArgumentError, quoted
+from minipipe.errors import ArgumentError
 
 # weak, so that a class of which nobody has an instance is given back
 _SIGNATURES: WeakKeyDictionary[Callable[..., Any], Signature] = WeakKeyDictionary()
@@ -164,23 +164,17 @@ def check_import(name: str) -> None:
 
 
 Question = Callable[[str], object]
-"""Whether a cell of a schedule is something."""
+"""A predicate of the cells of a schedule."""
 
 
-def not_an_action(cell: str, is_action: Question, may_omit_stage: Question) -> str:
-    """Return a message about a cell that is not an action.
+def hint_for_cell(cell: str, is_action: Question, may_omit_stage: Question) -> str:
+    """Return the likely reason why a cell is not an action, or nothing.
 
     Examples
     --------
-    >>> not_an_action("0f0", {"0F0"}.__contains__, {"F0"}.__contains__)
-    "'0f0' is not an action. Did you mean upper case?"
+    >>> hint_for_cell("0f0", {"0F0"}.__contains__, {"F0"}.__contains__)
+    ' Did you mean upper case?'
     """
-    # it may be a whole line of another format
-    shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")
-    return f"{shown} is not an action.{_hint_for_cell(cell, is_action, may_omit_stage)}"
-
-
-def _hint_for_cell(cell: str, is_action: Question, may_omit_stage: Question) -> str:
     if may_omit_stage(cell):
         return (
             " The stage may be left out only if no cell of the text has one and each "

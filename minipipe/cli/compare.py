@@ -48,7 +48,7 @@ _MODEL = {
     "batch": "sequences per step",
     "microbatches": "microbatches per step, of all replicas together",
 }
-# of any number; the memory and the time of all numbers together are also checked
+# The limit of each number; their memory and time together are also checked.
 _MOST = 10**9
 _COUNT = COUNT._replace(maximum=_MOST)
 _MOST_SECONDS = 24 * 3600.0
@@ -171,7 +171,7 @@ def _form_of(options: argparse.Namespace) -> str:
     """Return the requested format, by name or by the ending of the file, whose folder
     must exist.
     """
-    # refuse now instead of after a minute
+    # Check this before the measurement, which takes a minute.
     if options.output is not None and not options.output.parent.is_dir():
         problem = f"{quoted(str(options.output), 200)} cannot be written"
         raise misuse(f"{problem}: its folder does not exist.")

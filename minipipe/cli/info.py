@@ -32,7 +32,7 @@ print(is_cuda_aware())
 MPI.Finalize()
 """
 
-# it ends with the caller
+# Makes the process end with its caller.
 _END_WITH_CALLER = (
     "from minipipe.comm.job.system_calls import end_with\nend_with({caller})\n"
 )

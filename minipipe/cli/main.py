@@ -30,6 +30,7 @@ from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import columns_of_terminal, printable
 
 _MOST = 500  # characters of an error message about an argument
+_SHOWN = 5  # further problems of a schedule
 
 # Verb and purpose, which fit a line of 80 columns.
 VERBS = {
@@ -110,7 +111,7 @@ def _run(arguments: list[str]) -> int:
     verb = import_module(f"minipipe.cli.{arguments[0]}")
     parser = _parser_of(arguments[0], verb)
     end = len(arguments)
-    # options of a program, which argparse would not know
+    # The arguments after -- belong to a program, and argparse does not know them.
     if getattr(verb, "PASSES_ON", False) and "--" in arguments:
         end = arguments.index("--")
     options = parser.parse_args(arguments[1:end])
@@ -276,7 +277,7 @@ def _answer(
         return status
 
 
-def _complaint(error: MinipipeError, shown: int = 5) -> str:
+def _complaint(error: MinipipeError) -> str:
     """Return the first problem with its drawing, and the messages of the next ones."""
     if not isinstance(error, ScheduleError):
         return error.message
@@ -284,7 +285,9 @@ def _complaint(error: MinipipeError, shown: int = 5) -> str:
     lines = [f"[{first.code}] {first.message}"]
     if error.grid:
         lines.append(f"\n{error.grid}\n")
-    lines += [f"also: [{problem.code}] {problem.message}" for problem in others[:shown]]
-    if len(others) > shown:
-        lines.append(f"and {len(others) - shown} more")
+    lines += [
+        f"also: [{problem.code}] {problem.message}" for problem in others[:_SHOWN]
+    ]
+    if len(others) > _SHOWN:
+        lines.append(f"and {len(others) - _SHOWN} more")
     return "\n".join(lines).rstrip()

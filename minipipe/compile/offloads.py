@@ -18,10 +18,14 @@ new arrays, because arrays that exist already cannot leave the memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from minipipe.compile.arguments import Arguments
+from minipipe.compile.stage_program import StageProgram
 from minipipe.core.autograd.backend import Array
+from minipipe.core.execution.executor import Binding
+from minipipe.execution.source import variable_of
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -62,6 +66,71 @@ class Kept:
         self.arrays = dict(zip(self.arrays, arrays))
         for (stash, slot), kept in zip(self._slots, values):
             stash[slot] = kept
+
+
+class Offloads:
+    """Prints the lines of offloaded values in a row.
+
+    Parameters
+    ----------
+    programs : mapping of (int, int) to StageProgram
+        By stage and microbatch.
+    arguments : Arguments
+    local : set of str
+        The arrays of the row that are new in each step.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[tuple[int, int], StageProgram],
+        arguments: Arguments,
+        local: set[str],
+    ) -> None:
+        self._programs = programs
+        self._arguments = arguments
+        self._local = local
+
+    def has_result(self, program: StageProgram, value: Any) -> bool:
+        """Return whether the result of a forward is offloaded.
+
+        Its stage reads it again, or the next stage, if that is on this rank.
+        """
+        if program.takes_away("y"):
+            return True
+        if value is None or value.name != "x":
+            return False
+        following = self._programs.get((value.stage, value.microbatch))
+        return following is not None and following.takes_away("x")
+
+    def collected(self, program: StageProgram, binding: Binding) -> str:
+        """Return the line that collects the values of a microbatch for its O."""
+        k = binding.action.microbatch
+        name = variable_of(binding.takes[0])
+        slots = [
+            f"(stash{i}_{program.name}, {program.slots[k][i]})"
+            for i, (first, _) in enumerate(program.sections.lifetimes)
+            if first == "forward"
+        ]
+        away = self._away(program, k).items()
+        arrays = ", ".join(f'"{parameter}": {array}' for parameter, array in away)
+        return f"{name} = Kept({{{arrays}}}, [{', '.join(slots)}])"
+
+    def loaded(self, program: StageProgram, binding: Binding) -> Iterator[str]:
+        """Yield the lines that wait for the values of a microbatch after its L."""
+        for value in binding.takes:
+            if value.name == "back":
+                name = variable_of(value)
+                arrays = self._away(program, value.microbatch).values()
+                line = f"{name}.wait().arrays.values()"
+                if arrays:
+                    line = f"{', '.join(arrays)}, = {line}"
+                yield line
+                yield f"del {name}"
+
+    def _away(self, program: StageProgram, k: int) -> dict[str, str]:
+        """Return the arrays of the row that are offloaded with values of sections."""
+        names = {p: self._arguments.of(p, program, k) for p in program.read_later}
+        return {p: name for p, name in names.items() if name in self._local}
 
 
 def with_deletions(lines: Sequence[str], names: Collection[str]) -> list[str]:

@@ -21,7 +21,7 @@ import numpy as np
 from minipipe.compile.arguments import Arguments
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
-from minipipe.compile.offloads import Kept, with_deletions
+from minipipe.compile.offloads import Kept, Offloads, with_deletions
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
@@ -95,6 +95,7 @@ class Row:
         }
         self._counts: dict[int, int] = {}  # microbatches in memory, by stage
         self._local = set[str]()  # arrays that are new in each step, and deleted in it
+        self._offloads = Offloads(programs, self.arguments, self._local)
         self.names: dict[str, Any] = {
             "Kept": Kept,
             "cell": [binding.action for binding in self._bindings],
@@ -179,7 +180,7 @@ class Row:
         if program is not None and action.kind in SECTIONS:
             yield from self._section(program, position, binding)
         elif program is not None and action.kind is O:
-            yield self._taken_out(program, binding)
+            yield self._offloads.collected(program, binding)
             yield from self._handler(position, binding)
         elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
             message = self._message(binding, self._form_by_value[binding.takes[0]])
@@ -204,7 +205,7 @@ class Row:
         result = recorded.result if is_forward else recorded.gradient
         section = program.section_of(kind)
         yield from self._taken_arrays(binding, recorded)
-        yield from self._put_back(program, binding)
+        yield from self._offloads.loaded(program, binding)
         out = self._out(program, binding.action, value)
         is_local = not self._local.isdisjoint(out)
         if is_local or self._is_output(program, binding.action):
@@ -253,7 +254,7 @@ class Row:
         assert result is not None
         base = self._name_of_result(action, value)
         names = result.names(base)
-        if is_forward and self._leaves(program, value):
+        if is_forward and self._offloads.has_result(program, value):
             self._local.update(names)
         elif not self._is_output(program, action):
             self.forms[base] = result
@@ -306,20 +307,6 @@ class Row:
             self.names[name] = then
             yield f"{name}(rank, cell[{position}])"
 
-    # -- offloaded values --------------------------------------------------------------
-
-    def _leaves(self, program: StageProgram, value: Any) -> bool:
-        """Return whether the result of a forward leaves the memory.
-
-        It does so for its stage, or for the next stage if that is on this rank.
-        """
-        if program.takes_away("y"):
-            return True
-        if value is None or value.name != "x":
-            return False
-        following = self._programs.get((value.stage, value.microbatch))
-        return following is not None and following.takes_away("x")
-
     def _further(self, program: StageProgram, section: str, k: int) -> list[str]:
         """Return the names of the results of a section for other slices."""
         form = program.further(section)
@@ -329,36 +316,6 @@ class Row:
         if form.shapes:
             self.forms[name] = form
         return form.names(name)
-
-    def _away(self, program: StageProgram, k: int) -> dict[str, str]:
-        """Return the arrays of the row that are offloaded with values of sections."""
-        names = {p: self.arguments.of(p, program, k) for p in program.read_later}
-        return {p: name for p, name in names.items() if name in self._local}
-
-    def _taken_out(self, program: StageProgram, binding: Binding) -> str:
-        """Return the line that collects the values of a microbatch for its O."""
-        k = binding.action.microbatch
-        name = variable_of(binding.takes[0])
-        slots = [
-            f"(stash{i}_{program.name}, {program.slots[k][i]})"
-            for i, (first, _) in enumerate(program.sections.lifetimes)
-            if first == "forward"
-        ]
-        away = self._away(program, k).items()
-        arrays = ", ".join(f'"{parameter}": {array}' for parameter, array in away)
-        return f"{name} = Kept({{{arrays}}}, [{', '.join(slots)}])"
-
-    def _put_back(self, program: StageProgram, binding: Binding) -> Iterator[str]:
-        """Yield lines that wait for the values of a microbatch after its L."""
-        for value in binding.takes:
-            if value.name == "back":
-                name = variable_of(value)
-                arrays = self._away(program, value.microbatch).values()
-                line = f"{name}.wait().arrays.values()"
-                if arrays:
-                    line = f"{', '.join(arrays)}, = {line}"
-                yield line
-                yield f"del {name}"
 
     # -- channels ----------------------------------------------------------------------
 

@@ -334,11 +334,7 @@ class Trace:
         if isinstance(value, Key):
             return self._written_key(value)
         if isinstance(value, tuple | list):
-            inner = ", ".join(map(self.written, value))
-            if isinstance(value, list):
-                return f"[{inner}]"
-            comma = "," * (len(value) == 1)
-            return f"({inner}{comma})"
+            return self._written_sequence(value)
         if value is None or type(value) in (bool, int):
             return repr(value)
         if type(value) is float and math.isfinite(value):
@@ -366,6 +362,13 @@ class Trace:
         if isinstance(value, np.dtype) and value == np.dtype(value.type):
             return self.callable(value.type)
         return self._constant(value)
+
+    def _written_sequence(self, values: tuple[Any, ...] | list[Any]) -> str:
+        inner = ", ".join(map(self.written, values))
+        if isinstance(values, list):
+            return f"[{inner}]"
+        comma = "," * (len(values) == 1)
+        return f"({inner}{comma})"
 
     def constant(self, made: Any) -> Any:
         """Return the result of a function without traced arguments, as a constant."""

@@ -20,7 +20,7 @@ from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.render.units import round_step, scale_of
 from minipipe.schedules import Action, ActionKind, Span, Timeline
 
-# with space between labels; before labels shrink to letters
+# The most bands: with space between labels, and before labels shrink to letters.
 _FEW_BANDS = 4
 _MANY_BANDS = 6
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
@@ -114,7 +114,7 @@ def fit_columns(panels: Sequence[Panel], width: int) -> Columns:
     makespan = max(panel.timeline.makespan for panel in panels)
     if not makespan:
         return Columns(makespan, width, width)
-    # a slice takes a part of a unit
+    # The action of a slice takes a fraction of a unit.
     per_unit = math.lcm(*(panel.num_slices for panel in panels))
     if _are_whole(panels, per_unit):
         columns = _of_whole_units(panels, makespan, width, per_unit)
@@ -122,7 +122,7 @@ def fit_columns(panels: Sequence[Panel], width: int) -> Columns:
         columns = _of_any_times(panels, makespan, width)
     rows = (row for panel in panels for row in panel.timeline.spans)
     longest = max(len(drawn_spans(row)) for row in rows)
-    # a column for each action, not to scale
+    # Not to scale: every action gets a column.
     if columns is None or columns.total < longest:
         bands = max(_FEW_BANDS, math.ceil(longest / width))
         return Columns(makespan, width * bands, width)
@@ -289,7 +289,7 @@ FILL = {
     ActionKind.LOAD: "<",
     ActionKind.REDUCE_GRAD: "%",
 }
-# names of thin lanes
+# The names of the lanes below a rank.
 _BESIDE = {
     ActionKind.REDUCE_GRAD: "sum",
     ActionKind.OFFLOAD: "out",

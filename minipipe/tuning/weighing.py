@@ -34,6 +34,7 @@ from minipipe.schedules import (
     simulate,
 )
 from minipipe.schedules.analysis.workload import Workload, fits
+from minipipe.schedules.features import check_known
 from minipipe.schedules.registry import NUM_MICROBATCHES, default_of
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.tuning.layers import MeasuredLayers
@@ -334,7 +335,7 @@ def names_left_out() -> list[str]:
 
 def _is_weighed(schedule: Schedule) -> bool:
     with suppress(ScheduleError):
-        schedule.check_known("the adviser", "replicas", "overlap")
+        check_known(schedule, "the adviser", "replicas", "overlap")
         return True
     return False
 

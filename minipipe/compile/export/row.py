@@ -103,13 +103,7 @@ class RowSource:
         self._noted = Counter[int]()  # by stage, microbatches with a gradient
         self._block_sizes: dict[int, int] = {}
         self._reductions: list[str] = []  # lines that wait for other replicas
-        for binding in executor.bindings:
-            if not binding.action.kind.declaration.of_rank:
-                self._add(binding)
-        self._flush()
-        for stage in [*self._block_sizes]:
-            self._join_blocks(stage)
-        self._rows += self._reductions
+        self._add_instructions()
         self._check_reductions()
         parameters = [letter for letter, is_read in self.batch if is_read]
         if self.has_loss and batch.weights is None:
@@ -126,6 +120,15 @@ class RowSource:
             raise ModelError("unsupported", f"{message}; {advice}.")
 
     # -- instructions ------------------------------------------------------------------
+
+    def _add_instructions(self) -> None:
+        for binding in self._executor.bindings:
+            if not binding.action.kind.declaration.of_rank:
+                self._add(binding)
+        self._flush()
+        for stage in [*self._block_sizes]:
+            self._join_blocks(stage)
+        self._rows += self._reductions
 
     def _add(self, binding: Binding) -> None:
         action = binding.action
@@ -211,7 +214,7 @@ class RowSource:
         value = route.value
         if value.direction is Direction.BACKWARD:
             name = f"G{value.stage}"
-            first_tag = (2 * value.stage + 1) * self._count
+            first_tag = 2 * value.stage * self._count + self._count
         else:
             name = f"X{value.consumer_stage}"
             first_tag = 2 * value.consumer_stage * self._count

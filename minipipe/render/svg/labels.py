@@ -37,9 +37,9 @@ _FORMS = (
     _Form(False, True, True),
     _Form(False, False, False),
 )
-# if some labels do not fit otherwise
+# The forms for labels that do not fit in any size.
 _NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)
-# a smaller size upright, and with the kind, is better than a larger one
+# A smaller size is better than a larger one that turns labels or drops the kind.
 _UPRIGHT = _FORMS[:2]
 _WITH_KIND = _FORMS[:4]
 
@@ -76,7 +76,7 @@ class Labels:
         self._scale = axis.scale
         self._height = height
         self._widths: defaultdict[ActionKind, list[float]] = defaultdict(list)
-        # at a font size of 1
+        # The width of the longest label, at a font size of 1.
         self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)
         self._measure(lanes)
         sizes = [letters.size / 12 * size for size in _SIZES]
@@ -167,7 +167,7 @@ class Labels:
         return fitting / len(widths)
 
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
-        # their words may be left out
+        # Instructions of a rank have long names, which may be left out.
         kinds = (kind for kind in self._widths if not kind.is_of_rank)
         return all(
             any(self._fraction(kind, form, size) >= _NEARLY_ALL for form in forms)

@@ -22,7 +22,7 @@ from minipipe.schedules.simulation.comparison import (
     pareto_front,
 )
 
-_MOST_ROWS = 12  # lines of text from a point up or down to its name
+_MOST_ROWS = 12  # the most lines of text between a point and its name
 # A name on a line, or nearer to another point, counts as this many rows away.
 _CROSSED = 2.5
 _MISTAKEN = 3.5

@@ -15,7 +15,7 @@ from minipipe.comm.job.host import launcher_socket
 from minipipe.core.comm import host
 from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.errors import ArgumentError
-from minipipe.execution.observers import Journal, journal
+from minipipe.execution.row_handlers import Journal, journal
 from minipipe.render.terminal import has_colour
 
 WRONG = [
