@@ -96,7 +96,7 @@ def test_commands_without_ranks_do_what_the_page_for_pytorch_says(
 # Options behind those of a command: it runs as on the page, with a smaller model.
 SMALL = {
     "tutorials/train.py": "--hidden 32",
-    "tutorials/train_lm.py": "--width 16 --heads 2 --context 12 --layers 6",
+    "tutorials/train_lm.py": "--width 16 --heads 2 --context 12 --layers 6 --characters 20",
 }
 
 

@@ -102,9 +102,15 @@ def parse_options(is_silent):
         metavar="DIR",
         help="do not train; generate text with the newest checkpoint in DIR",
     )
-    return read_options(
-        parser, ["steps", "width", "heads", "context"], is_silent, mistake
+    add(
+        "--characters",
+        type=int,
+        default=300,
+        metavar="N",
+        help="length of the generated text (default: %(default)s)",
     )
+    positive = ["steps", "width", "heads", "context", "characters"]
+    return read_options(parser, positive, is_silent, mistake)
 
 
 def mistake(options):
@@ -223,13 +229,13 @@ def evaluate(pipeline, numbers, options):
     return pipeline.evaluate(*windows(numbers, options, VALIDATION, batches=8))
 
 
-def write_text(pipeline, alphabet, options, start="\n", length=300):
+def write_text(pipeline, alphabet, options, start="\n"):
     """Return text that the model generates after ``start``. Collective: every rank
     draws the same characters.
     """
     generator = np.random.Generator(np.random.Philox([options.seed, SAMPLING]))
     numbers = list(alphabet.encode(start))
-    for _ in range(length):
+    for _ in range(options.characters):
         scores = pipeline.predict(np.array([numbers[-options.context :]]))[
             0, -1
         ].astype(np.float64)

@@ -34,6 +34,7 @@ WITHOUT_EFFECT = (
     "every",
     "resume",
     "recompute",
+    "characters",
     "compile",
     "sample",
 )

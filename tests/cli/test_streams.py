@@ -69,7 +69,7 @@ QUICK = {
 # Programs of the tutorials, made quick.
 PROGRAMS = {
     "train.py": ["--epochs=1", "--layers=2"],
-    "train_lm.py": ["--steps=2", "--width=32", "--layers=1"],
+    "train_lm.py": ["--steps=2", "--width=32", "--layers=1", "--characters=9"],
 }
 
 

@@ -23,6 +23,8 @@ SHORT_LM = (
     "32",
     "--context",
     "32",
+    "--characters",
+    "100",
     "--dropout",
     "0.1",
     "--tied",

@@ -76,7 +76,7 @@ def test_the_last_checkpoint_leaves_nothing_to_train_and_writes_text(tmp_path):
     assert again.code == 0 and "Nothing is left to train." in again.out
     assert repr(test_train.result(trained)["loss"]) in again.out
     # the model's width and so on are in the checkpoint
-    sample = run([sys.executable, TEXT[0], "--sample", tmp_path])
+    sample = run([sys.executable, TEXT[0], "--sample", tmp_path, "--characters", "40"])
     assert sample.code == 0, sample.err
     assert (
         sample.out.partition("\n")[2].strip()
