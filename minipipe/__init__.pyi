@@ -25,7 +25,6 @@ from minipipe.core.schedules.action import Action as Action
 from minipipe.core.schedules.action import ActionKind as ActionKind
 from minipipe.core.schedules.action_table import Program as Program
 from minipipe.core.schedules.action_table import Schedule as Schedule
-from minipipe.core.schedules.analysis.verifier import verify as verify
 from minipipe.data import Share as Share
 from minipipe.execution import BatchLoss as BatchLoss
 from minipipe.execution import Microbatches as Microbatches
@@ -37,6 +36,7 @@ from minipipe.functional.operators import Tensor as Tensor
 from minipipe.functional.operators import op as op
 from minipipe.pipeline import Pipeline as Pipeline
 from minipipe.pipeline import Plan as Plan
+from minipipe.schedules.analysis.limits import verify as verify
 from minipipe.schedules.simulation.costs import Costs as Costs
 from minipipe.schedules.simulation.simulator import simulate as simulate
 from minipipe.schedules.simulation.timeline import Timeline as Timeline

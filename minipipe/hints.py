@@ -19,9 +19,9 @@ from minipipe.core.familiar import Familiar as Familiar
 from minipipe.core.familiar import names_of as names_of
 from minipipe.core.familiar import refuse_calls as refuse_calls
 from minipipe.core.familiar import with_hints as with_hints
-from minipipe.errors import ArgumentError, quoted
+from minipipe.errors import ArgumentError
 
-# weak, so that a class of which nobody has an instance is given back
+# weak references, so that unused classes are freed
 _SIGNATURES: WeakKeyDictionary[Callable[..., Any], Signature] = WeakKeyDictionary()
 
 
@@ -109,10 +109,8 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
         if instead is None and owner.startswith("minipipe"):
             instead = _in_another_package(owner, name)
     if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
-        instead = (
-            f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists '
-            "all names"
-        )
+        instead = f'Pipeline(…, schedule="{schedule}")'
+        instead += "; minipipe.schedules.REGISTRY lists all names"
     hint = "."
     if instead:
         hint = f"; instead: {instead}."
@@ -164,42 +162,32 @@ def check_import(name: str) -> None:
 
 
 Question = Callable[[str], object]
-"""Whether a cell of a schedule is something."""
+"""A predicate of the cells of a schedule."""
 
 
-def not_an_action(cell: str, is_action: Question, may_omit_stage: Question) -> str:
-    """Return a message about a cell that is not an action.
+def hint_for_cell(cell: str, is_action: Question, may_omit_stage: Question) -> str:
+    """Return the likely reason why a cell is not an action, or nothing.
 
     Examples
     --------
-    >>> not_an_action("0f0", {"0F0"}.__contains__, {"F0"}.__contains__)
-    "'0f0' is not an action. Did you mean upper case?"
+    >>> hint_for_cell("0f0", {"0F0"}.__contains__, {"F0"}.__contains__)
+    ' Did you mean upper case?'
     """
-    # it may be a whole line of another format
-    shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")
-    return f"{shown} is not an action.{_hint_for_cell(cell, is_action, may_omit_stage)}"
-
-
-def _hint_for_cell(cell: str, is_action: Question, may_omit_stage: Question) -> str:
     if may_omit_stage(cell):
-        return (
-            " The stage may be left out only if no cell of the text has one and each "
-            "rank has one stage."
-        )
+        condition = "no cell of the text has one and each rank has one stage"
+        return f" The stage may be left out only if {condition}."
     if is_action(cell.upper()):
         return " Did you mean upper case?"
     if "(" in cell:
-        return (
-            " Overlapped actions are one cell without blanks, such as "
-            "(0F3;3B1)OVERLAP_F_B."
-        )
+        example = "(0F3;3B1)OVERLAP_F_B"
+        return f" Overlapped actions are one cell without blanks, such as {example}."
     if len(cell.split()) > 1 and is_action(cell.split()[-1]):
         return " In CSV, only commas separate cells: put one between any two."
     return ""
 
 
-def schedule_like(given: str, names: Iterable[str]) -> str | None:
-    """Return the name here of a schedule of another library, or the closest of some
+def schedule_like(name: str, names: Iterable[str]) -> str | None:
+    """Return minipipe's name of a schedule of another library, or the closest of some
     names, if any.
 
     Examples
@@ -210,13 +198,16 @@ def schedule_like(given: str, names: Iterable[str]) -> str | None:
     ... )
     ('interleaved-zb', '1f1b')
     """
-    plain = given[:60].lower().replace("_", "-")
+    plain = name[:60].lower().replace("_", "-")
     bare = "".join(filter(str.isalnum, plain)).replace("schedule", "")
-    own = {"".join(filter(str.isalnum, name)): name for name in names}
+    bare_names = {"".join(filter(str.isalnum, known)): known for known in names}
+    known_names = bare_names.values()
     # 1f1b-interleaved
-    turned = {"".join(reversed(name.split("-"))): name for name in own.values()}
-    found = own.get(bare) or equivalents("schedules").get(bare) or turned.get(bare)
-    return found or _closest(plain, own.values(), 0.7)
+    reordered = {"".join(reversed(known.split("-"))): known for known in known_names}
+    for table in (bare_names, equivalents("schedules"), reordered):
+        if bare in table:
+            return table[bare]
+    return _closest(plain, known_names, 0.7)
 
 
 def check_keywords(
@@ -254,8 +245,8 @@ def check_keywords(
 
 
 def _signature_of(function: Callable[..., Any]) -> Signature:
-    """Return the signature of a function; of each only once, since a model that is cut
-    makes a sequence for each stage of each cut.
+    """Return the signature of a function, cached, because a partition creates a
+    Sequential for each of its stages.
     """
     if not isinstance(function, FunctionType):
         return signature(function)
@@ -292,25 +283,26 @@ def check_arguments(
         ...
     minipipe.errors.ArgumentError: Dropout: missing a required argument: 'probability'. Expected Dropout(prob...
     """
-    taken = _signature_of(function)
-    own = [one for one in taken.parameters.values() if one.name != "self"]
-    _check_taken(owner, own, given)
+    expected = _signature_of(function)
+    parameters = [one for one in expected.parameters.values() if one.name != "self"]
+    _check_taken(owner, parameters, given)
     try:
-        taken.bind(*positional, **given)
+        expected.bind(*positional, **given)
     except TypeError as error:
-        message = f"{owner}: {error}. Expected {_call(owner, taken)}."
+        message = f"{owner}: {error}. Expected {_call(owner, parameters)}."
         raise ArgumentError("name", message) from None
 
 
-def _call(owner: str, taken: Signature) -> str:
+def _call(owner: str, parameters: list[Parameter]) -> str:
     """Return how a function is called, with its defaults."""
     parts = []
-    for name, one in taken.parameters.items():
-        if one.kind is Parameter.KEYWORD_ONLY and "*" not in parts:
+    for parameter in parameters:
+        if parameter.kind is Parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
-        if name != "self":
-            default = "" if one.default is one.empty else f"={one.default!r}"
-            parts.append(name + default)
+        text = parameter.name
+        if parameter.default is not parameter.empty:
+            text += f"={parameter.default!r}"
+        parts.append(text)
     return f"{owner}({', '.join(parts)})"
 
 
@@ -354,11 +346,11 @@ def refuse(
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to Python's own error about an array or a number, if the expression
-    has an equivalent here.
+    """Add a note to an AttributeError or TypeError of Python about an array or a
+    number, if the expression has an equivalent here.
 
-    Nothing else can: a gradient is an array of NumPy's, and the size of a tensor is an
-    int.
+    The classes are not minipipe's: a gradient is an array of NumPy, and the size of a
+    tensor is an int.
 
     Examples
     --------
@@ -396,20 +388,23 @@ def check_pipeline_options(
     ArgumentError
         Code ``name``.
     """
-    used = ["sample"] if str(given.get("partition")) == "measured" else []
+    allowed = list(taken)
     if given.get("schedule") == "auto":
-        used = only
+        allowed += only
+    elif str(given.get("partition")) == "measured":
+        allowed.append("sample")
     for name in given:
-        if name not in (*taken, *used):
-            near = _near(name, [*taken, *used])
-            hint = f"did you mean {near}=?" if near else ""
+        if name not in allowed:
+            near = _near(name, allowed)
+            hint = ""
+            if near:
+                hint = f"did you mean {near}=?"
             if near not in equivalents("keywords").get(name, "").split():
                 hint = equivalents("pipeline-options").get(name, hint)
-            raise ArgumentError(
-                "name",
-                f"Pipeline takes no {name}=; {hint} Expected one of "
-                f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}.',
-            )
+            with_auto = f'with schedule="auto" also {", ".join(only)}'
+            expected = f"Expected one of {', '.join(taken)}; {with_auto}."
+            message = f"Pipeline takes no {name}=; {hint} {expected}"
+            raise ArgumentError("name", message)
 
 
 def _near(name: str, taken: list[str]) -> str | None:

@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 # real pipelines; what is within them fits into a few gigabytes. To allow more, change
 # these numbers, and nothing else.
 
-# Characters of JSON, such as a certificate: about 9 million actions. Read, it takes
-# some ten times as many bytes.
+# Characters of JSON, such as a certificate: about 9 million actions. Once parsed, it
+# takes about ten times as many bytes.
 MOST_JSON = 2**26
-# Of a drawing as text, 7 million for 512 ranks and 4096 microbatches; each takes about
-# 10 bytes.
+# Characters of a drawing as text: 7 million for 512 ranks and 4096 microbatches. Each
+# takes about 10 bytes.
 MOST_CHARACTERS = 2**26
 # Pixels of a picture's width: viewers and converters fail beyond. An action needs about
 # 20 for its label.
 MOST_PIXELS = 2**20
 # Seconds without a byte from a pipe. Its writer computes a schedule, which takes
 # seconds.
-PIPE_PATIENCE = 20.0
+PIPE_TIMEOUT = 20.0
 _MOST_OF_A_NAME = 200  # characters of a path in a message
 
 MARK = "minipipe: "
-"""The beginning of a line on standard error that is minipipe's own."""
+"""The beginning of a line that minipipe writes to standard error."""
 
 # -- text ------------------------------------------------------------------------------
 
@@ -90,17 +90,15 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     ('measured in May',)
     """
     if isinstance(notes, str):
-        raise ArgumentError(
-            "type",
-            f"notes is the text {notes!r:.60}; expected a sequence of lines, such as "
-            f"[{notes!r:.60}].",
-        )
+        expected = f"a sequence of lines, such as [{notes!r:.60}]"
+        message = f"notes is the text {notes!r:.60}; expected {expected}."
+        raise ArgumentError("type", message)
     return tuple(map(printable, notes))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Tell whether a stream is a terminal; None, of a process that was started with it
-    closed, is none.
+    """Return whether a stream is a terminal. It is None in a process that was started
+    with the stream closed.
 
     Examples
     --------
@@ -121,17 +119,17 @@ def terminal_width() -> int:
 
 
 def columns_of_terminal(otherwise: int) -> int:
-    """Return the columns of the terminal, or of the variable COLUMNS, as ``shutil``
-    does, which loads compressors.
+    """Return the columns of the terminal, or of the variable COLUMNS: as
+    ``shutil.get_terminal_size``, which would load compression modules.
 
     Examples
     --------
     >>> columns_of_terminal(otherwise=80) >= 1
     True
     """
-    given = os.environ.get("COLUMNS", "")
-    if given.isascii() and given.isdecimal() and given.strip("0"):
-        return int(given[:4000])  # more digits than Python reads are as wide a terminal
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdecimal() and columns.strip("0"):
+        return int(columns[:4000])  # int() refuses more than 4300 digits
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or otherwise  # type: ignore[union-attr]
     # the stream is None, closed, or no terminal
@@ -140,7 +138,7 @@ def columns_of_terminal(otherwise: int) -> int:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text, each of its lines broken at blanks into lines of at most some
+    """Return a text whose lines are broken at blanks into lines of at most ``width``
     characters.
 
     Examples
@@ -157,7 +155,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
-    """Return the same as an HTML table.
+    """Return rows of cells, the first of which is the head, as an HTML table; the
+    columns ``right`` are aligned to the right.
 
     Examples
     --------
@@ -169,19 +168,17 @@ def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 
 def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
-    sides = ("right" if i in right else "left" for i in range(len(row)))
     cells = ""
-    for cell, side in zip(row, sides):
+    for index, cell in enumerate(row):
+        side = "right" if index in right else "left"
         cells += f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>'
     return f"<tr>{cells}</tr>"
 
 
 # -- formats ---------------------------------------------------------------------------
-# The readers of JSON, CSV and numbers from files, requests and variables that somebody
-# else has written. Each raises an ArgumentError with code "value"; the standard library
-# would raise several other errors, and accept more.
-
-# of a whole number, which then fits into 64 bits; int() takes 4300, and raises beyond
+# Readers of JSON, CSV and numbers from untrusted files, requests and variables. Each
+# raises an ArgumentError with code "value". The standard library would raise several
+# other errors, and accept more.
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -213,15 +210,16 @@ def parse_json(text: str | bytes) -> Any:
     import json  # most programs read none
 
     try:
-        plain = text if isinstance(text, str) else text.decode("utf-8")
-        return json.loads(plain, object_pairs_hook=_without_duplicates)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_without_duplicates)
     except ArgumentError as error:
         raise ArgumentError(f"it is not JSON: {error.message}") from None
     except UnicodeDecodeError as error:
         message = f"it is not JSON: byte {error.start} is not UTF-8"
         raise ArgumentError(message) from None
     except ValueError as error:
-        # behind it, of a long number, comes advice for programmers
+        # for a long number, advice for programmers follows the semicolon
         reason = printable(str(error).partition(";")[0])
         raise ArgumentError(f"it is not JSON: {reason}") from None
     except RecursionError:
@@ -239,8 +237,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each line of a CSV text, from 1, and its cells; a line
-    without any is left out.
+    """Yield the number of each line of a CSV text, from 1, and its cells; lines without
+    cells are left out.
 
     Raises
     ------
@@ -267,8 +265,8 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def parse_integer(text: str) -> int:
-    """Return the whole number of any size that is a text, perhaps with a sign; as
-    strict as :func:`parse_real`.
+    """Parse a whole number of any size, perhaps with a sign; as strict as
+    :func:`parse_real`.
 
     Raises
     ------
@@ -287,8 +285,8 @@ def parse_integer(text: str) -> int:
 
 
 def parse_real(text: str) -> float:
-    """Return the number of a text; unlike :func:`float`, refuse underscores and the
-    digits of other alphabets.
+    """Parse a number; unlike :func:`float`, refuse underscores and the digits of other
+    alphabets.
 
     It may be NaN or infinite.
 
@@ -315,8 +313,8 @@ _WORDS_OF_JSON = {dict: "a mapping", list: "a list", str: "text", int: "a whole 
 
 
 def json_value(value: Any, kind: type, name: str) -> Any:
-    """Return a value that was read from JSON, if it is of a kind: dict, list, str, or
-    int without truth values.
+    """Return a value that was read from JSON; refuse another type than dict, list, str
+    or int. A bool is not an int here.
 
     Raises
     ------
@@ -348,20 +346,19 @@ def read_bytes(
     most : int
         The largest size, in bytes.
     pipes : bool
-        Whether a pipe is read, until its writers have closed it. Read pipes for a
-        person who types ``<(command)``; refuse them in a folder that somebody else has
-        filled.
+        Whether a pipe is read, until its writers have closed it. Read pipes whose names
+        a user types, such as ``<(command)``; refuse them in an untrusted folder.
     links : bool
-        Whether the last part of the path may be a symbolic link. It leads wherever its
-        author wishes, and is read with the rights of this process: refuse it in a
-        folder of somebody else.
+        Whether the last part of the path may be a symbolic link. A link may lead
+        anywhere, and is read with the rights of this process: refuse links in an
+        untrusted folder.
 
     Raises
     ------
     FileError
         Code ``unreadable``, for a directory, a device or a socket, and for a pipe or a
         link that is refused; ``too-large``; ``unreadable``, if the system refuses, or a
-        pipe is silent for ``PIPE_PATIENCE`` seconds.
+        pipe is silent for ``PIPE_TIMEOUT`` seconds.
 
     Examples
     --------
@@ -371,7 +368,9 @@ def read_bytes(
     minipipe.errors.FileError: '/dev/zero' cannot be read: it is a device; expected a file.
     """
     # Without waiting: opening a pipe without a writer would block for ever.
-    flags = ["O_NONBLOCK", "O_BINARY", *([] if links else ["O_NOFOLLOW"])]
+    flags = ["O_NONBLOCK", "O_BINARY"]
+    if not links:
+        flags.append("O_NOFOLLOW")
     with _named(path, "read", Code.UNREADABLE):
         # the flag refuses a link that is made meanwhile, with another message
         if not links and os.path.islink(path):
@@ -491,8 +490,8 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
     # a file in one piece is not copied by the join
     length = max(1 << 20, min(status.st_size, 1 << 30))
     while True:
-        if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
-            message = f"no byte came from the pipe for {PIPE_PATIENCE:g} s"
+        if is_pipe and not select.select([descriptor], [], [], PIPE_TIMEOUT)[0]:
+            message = f"no byte came from the pipe for {PIPE_TIMEOUT:g} s"
             raise FileError.of(path, message)
         piece = os.read(descriptor, length)
         if not piece:
@@ -516,8 +515,8 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     path : str or Path
         Links are followed; an earlier file keeps its permissions.
     content : str or bytes
-        Text is written in UTF-8; halves of characters, which names of files may hold,
-        as ``?``.
+        Text is written in UTF-8, and surrogates, which file names may contain, as
+        ``?``.
 
     Returns
     -------
@@ -536,13 +535,15 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     ...     write_whole(f"{folder}/a.txt", "whole").read_text()
     'whole'
     """
-    data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")
     with _named(path, "written", Code.UNWRITABLE):
         if _is_stream(path):
             # Without waiting: a pipe without a reader is refused.
-            _write(path, data, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0))
+            flags = os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0)
+            _write(path, content, flags)
         else:
-            _write_and_rename(os.path.realpath(path), data)
+            _write_and_rename(os.path.realpath(path), content)
     from pathlib import Path  # on demand, see above
 
     return Path(path)
@@ -603,8 +604,10 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
         raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
 
 
-def _name(path: str | Path) -> str:
-    return quoted(str(path) if isinstance(path, os.PathLike) else path, _MOST_OF_A_NAME)
+def _name(path: object) -> str:
+    if isinstance(path, os.PathLike):
+        path = str(path)
+    return quoted(path, _MOST_OF_A_NAME)
 
 
 @contextmanager
@@ -616,7 +619,7 @@ def reading(make: Callable[[str], MinipipeError]) -> Iterator[None]:
     Parameters
     ----------
     make : function
-        From a reason about "it", without a full stop, to the error.
+        Returns the error for a reason, such as ``"it lacks 'width'"``.
 
     Examples
     --------
@@ -639,8 +642,8 @@ def reading(make: Callable[[str], MinipipeError]) -> Iterator[None]:
 
 
 def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
-    """Return the JSON object of a file's text, after checking the members with which
-    such files begin.
+    """Return the JSON object of a file's text, after checking the members of its
+    head.
 
     Raises
     ------
@@ -656,10 +659,11 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
         ...
     minipipe.errors.ArgumentError: its format is None, expected 'costs'
     """
-    found = parse_json(text)
-    if not isinstance(found, dict):
-        raise ArgumentError(f"it is {quoted(found)}, expected an object")
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ArgumentError(f"it is {quoted(content)}, expected an object")
     for name, expected in head.items():
-        if type(given := found.get(name)) is not type(expected) or given != expected:
-            raise ArgumentError(f"its {name} is {quoted(given)}, expected {expected!r}")
-    return found
+        value = content.get(name)
+        if type(value) is not type(expected) or value != expected:
+            raise ArgumentError(f"its {name} is {quoted(value)}, expected {expected!r}")
+    return content

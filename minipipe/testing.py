@@ -1,5 +1,5 @@
-"""Checks for tests and for coursework: are the gradients right, and is a pipelined step
-the same as one process?
+"""Checks for tests and coursework: correct gradients, and a pipelined step with the
+same bits as one process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def check_gradients(
     Raises
     ------
     AssertionError
-        When a gradient is wrong; names the input, the element and both values.
+        If a gradient is wrong; the message names the input, the element and both
+        values.
 
     Examples
     --------
@@ -81,21 +82,23 @@ def check_gradients(
 
     for number, (point, tensor) in enumerate(zip(points, tensors)):
         expected = _differences(weighted, point, epsilon)
-        given = np.zeros_like(point) if tensor.grad is None else np.asarray(tensor.grad)
-        assert given.shape == point.shape, (
-            f"input {number}: the gradient has shape {given.shape}, the input "
+        gradient = np.zeros_like(point)
+        if tensor.grad is not None:
+            gradient = np.asarray(tensor.grad)
+        assert gradient.shape == point.shape, (
+            f"input {number}: the gradient has shape {gradient.shape}, the input "
             f"{point.shape}"
         )
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
-        error = np.abs(given - expected) / scale
+        error = np.abs(gradient - expected) / scale
         if not error.max(initial=0.0) <= tolerance:
             worst = np.unravel_index(np.argmax(error), error.shape)
             place = tuple(map(int, worst))
-            raise AssertionError(
-                f"input {number}, element {place}: the gradient is "
-                f"{float(given[worst])!r}, differences give {float(expected[worst])!r} "
-                f"(error {error.max():.1e}, allowed {tolerance:.1e})"
-            )
+            values = f"the gradient is {float(gradient[worst])!r}"
+            values += f", differences give {float(expected[worst])!r}"
+            errors = f"error {error.max():.1e}, allowed {tolerance:.1e}"
+            message = f"input {number}, element {place}: {values} ({errors})"
+            raise AssertionError(message)
 
 
 def _differences(
@@ -157,8 +160,8 @@ def one_process_step(
     inputs, targets : array of shape (samples, ...)
     num_microbatches : int
     seed, step : int
-        Of the random numbers in the model, as for Dropout. A pipeline counts its steps
-        from 0.
+        They determine the random numbers in the model, such as Dropout's. A pipeline
+        counts its steps from 0.
     loss_weight : function, optional
         The pipeline's ``loss_weight``.
     blocks : sequence of sequence of int, optional
@@ -189,18 +192,18 @@ def one_process_step(
     losses = [0.0] * len(sizes)
     weights = shares(sizes, loss, loss_weight, targets_of)
     leaves = [leaf for each in model.parameters() for leaf in each.leaves.values()]
-    found = []
+    by_block = []
     for block in blocks or [range(num_microbatches)]:
         model.zero_grad()
         for k in block:
             with random_key(seed, step, k), auxiliary_losses() as extra:
-                given, wanted = map(_as_tensors, (inputs_of[k], targets_of[k]))
-                value = extra.added_to(loss(model(given), wanted))
+                outputs = model(_as_tensors(inputs_of[k]))
+                value = extra.added_to(loss(outputs, _as_tensors(targets_of[k])))
             if value.requires_grad:
                 value.backward(weights[k])
             losses[k] = weights[k] * value.item()
-        found.append([leaf.grad for leaf in leaves])
-    for leaf, gradients in zip(leaves, zip(*found)):
+        by_block.append([leaf.grad for leaf in leaves])
+    for leaf, gradients in zip(leaves, zip(*by_block)):
         leaf.grad = sum_in_pairs(gradients)
     return StepResult(added(losses), _gradients(model.named_parameters()))
 
@@ -212,11 +215,11 @@ def _as_tensors(samples_of_one: Any) -> Any:
 def _gradients(
     named_parameters: Iterable[tuple[str, Parameter]],
 ) -> dict[str, np.ndarray | None]:
-    gradients = {name: parameter.grad for name, parameter in named_parameters}
-    return {
-        name: None if gradient is None else to_numpy(gradient)
-        for name, gradient in gradients.items()
-    }
+    gradients = {}
+    for name, parameter in named_parameters:
+        gradient = parameter.grad
+        gradients[name] = None if gradient is None else to_numpy(gradient)
+    return gradients
 
 
 def check_same_as_one_process(
@@ -240,18 +243,18 @@ def check_same_as_one_process(
     loss : function
     inputs, targets : array of shape (samples, ...)
     schedule : Schedule
-        Says how many ranks, stages and microbatches.
+        It determines the numbers of ranks, stages and microbatches.
     seed : int
     partition : list of range, optional
     recompute : bool
         Whether the stages of the pipeline compute their activations again.
     device : str or module
-        What both compute with.
+        As for :class:`minipipe.Pipeline`; both use it.
 
     Raises
     ------
     AssertionError
-        When a bit differs; names the parameter.
+        If a bit differs; the message names the parameter.
 
     Examples
     --------
@@ -301,17 +304,16 @@ def blocks_of(schedule: Schedule) -> list[list[int]]:
     >>> blocks_of(schedules.gpipe(2, 3)), blocks_of(schedules.chimera(2, 4))
     ([[0, 1, 2]], [[0, 1], [2, 3]])
     """
-    m = range(schedule.num_microbatches)
-    found = []
+    by_stage = []
     for stage in range(schedule.num_stages):
-        ranks = schedule.ranks_of(stage)
-        found.append(
-            [[k for k in m if schedule.rank_of(stage, k) == rank] for rank in ranks]
-        )
-    assert all(blocks == found[0] for blocks in found), (
+        blocks: dict[int, list[int]] = {rank: [] for rank in schedule.ranks_of(stage)}
+        for k in range(schedule.num_microbatches):
+            blocks[schedule.rank_of(stage, k)].append(k)
+        by_stage.append(list(blocks.values()))
+    assert all(blocks == by_stage[0] for blocks in by_stage), (
         "the replicas of some stages have different microbatches"
     )
-    return found[0]
+    return by_stage[0]
 
 
 def check_independent_of_microbatches(
@@ -324,9 +326,9 @@ def check_independent_of_microbatches(
     """Check that the loss of a batch and its gradients do not depend on the number of
     microbatches, up to rounding.
 
-    Collective; the pipeline is not changed. They do depend on it if the loss is a mean
-    over something else than samples and has no ``weight``, or if a layer takes
-    statistics over a microbatch. Dropout and the like and auxiliary losses are left
+    Collective; the pipeline is not changed. They depend on it if the loss is a mean
+    over elements other than samples and has no ``weight``, or if a layer computes
+    statistics of a microbatch. Dropout, similar layers and auxiliary losses are left
     out.
 
     Parameters
@@ -341,7 +343,8 @@ def check_independent_of_microbatches(
     Raises
     ------
     AssertionError
-        Names those that differ, by how much, and a possible reason.
+        The message names a loss or gradient that differs, by how much, and a possible
+        reason.
 
     Examples
     --------
@@ -367,32 +370,33 @@ def check_independent_of_microbatches(
             check_finite="off",
         ).eval()
         twin.load_state_dict(state)
-        found = {"the loss": np.array(twin.step(inputs, targets))}
+        values = {"the loss": np.array(twin.step(inputs, targets))}
         gradients = _gradients(twin.named_parameters())
         for name, value in gradients.items():
             if value is not None:
-                found[f"the gradient of {name}"] = value
-        first = first or (count, found)
+                values[f"the gradient of {name}"] = value
+        first = first or (count, values)
         differences = {}
-        for name, value in found.items():
+        for name, value in values.items():
             differences[name] = _relative_difference(value, first[1][name])
         name = max(differences, key=differences.__getitem__)
         # so that all ranks raise
         worst = float(pipeline.group.all_reduce(np.array(differences[name]), "max"))
+        if differences[name] != worst:
+            name = "a gradient on another rank"
         assert worst <= tolerance, (
-            f"{name if differences[name] == worst else 'a gradient on another rank'} "
-            f"depends on the number of microbatches: with {count} it differs by "
-            f"{worst:.1e} of its largest value from that with {first[0]}. Is the loss "
-            "a mean over tokens, or over a mask? Give it a method weight(targets), or "
-            "loss_weight=. Does a layer take statistics over its samples? Take them "
-            "within each."
+            f"{name} depends on the number of microbatches: with {count} it differs by "
+            f"{worst:.1e} of its largest value from the one with {first[0]}. If the "
+            "loss is a mean over tokens, or over a mask, give it a method "
+            "weight(targets), or pass loss_weight=. If a layer computes statistics "
+            "over its samples, compute them within each sample."
         )
 
 
 def _relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
     largest = float(np.abs(expected).max()) or 1.0
-    worst = float(np.abs(value - expected).max()) / largest
-    return worst if worst == worst else np.inf  # NaN is not agreement
+    difference = float(np.abs(value - expected).max()) / largest
+    return np.inf if np.isnan(difference) else difference
 
 
 def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:
@@ -400,7 +404,8 @@ def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:
     for result in by_rank:
         gradients.update(result.gradients)
     assert gradients.keys() == expected.gradients.keys(), (
-        f"parameters {sorted(gradients)} of {sorted(expected.gradients)}"
+        f"the ranks have the parameters {sorted(gradients)}; one process has "
+        f"{sorted(expected.gradients)}"
     )
     for name, gradient in gradients.items():
         assert same_bits(gradient, expected.gradients[name]), (

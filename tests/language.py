@@ -50,7 +50,7 @@ AREAS = ("documents", "lessons", "package")
 LIMITS = {
     "statement begins with What/Who": (0, 1, 0),
     "that of / those of": (6, 4, 12),
-    "where for if/when": (3, 5, 7),
+    "where for if/when": (3, 5, 6),
     "Of/By without a verb": (0, 1, 5),
     "trailing too": (0, 0, 0),
     "is there": (0, 0, 0),

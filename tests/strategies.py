@@ -22,6 +22,7 @@ from minipipe import (
 from minipipe.core.autograd.backend import array_module
 from minipipe.core.schedules.analysis.walk import complete_walk, walk
 from minipipe.errors import ScheduleError
+from minipipe.schedules.features import rank_of_each_stage
 from minipipe.schedules.simulation.span import Span
 
 # -- how many examples -----------------------------------------------------------------
@@ -282,9 +283,10 @@ def build(name, num_ranks, num_microbatches, chunks=None):
 def runs(schedule):
     """Whether a pipeline trains with a schedule."""
     try:
-        return bool(schedule.one_rank_each("Pipeline")) and not schedule.is_forward_only
+        rank_of_each_stage(schedule, "Pipeline")
     except ScheduleError:
         return False
+    return not schedule.is_forward_only
 
 
 NAMES = [name for name in schedules.REGISTRY if runs(build(name, 2, 2))]

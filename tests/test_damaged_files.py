@@ -296,7 +296,7 @@ def test_a_reader_of_json_rejects_duplicate_keys_at_any_depth(reader, tmp_path):
     "reader", [name for name in READERS if name not in FOUND_IN_A_FOLDER]
 )
 def test_a_reader_refuses_what_is_no_file(reader, place, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PIPE_PATIENCE", 0.05)
+    monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.05)
     path = tmp_path / f"file{READERS[reader][1]}"
     if place == "a directory":
         path.mkdir()

@@ -107,7 +107,7 @@ def test_a_pipe_is_read_up_to_the_limit_whatever_its_writer_goes_on_to_write(tmp
 
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path, monkeypatch):
     """The story: it was waited for, for ever."""
-    monkeypatch.setattr(files, "PIPE_PATIENCE", 0.05)
+    monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.05)
     os.mkfifo(tmp_path / "pipe")
     assert "no byte came from the pipe for 0.05 s" in str(
         refusal(files.read_text, tmp_path / "pipe")

@@ -69,8 +69,7 @@ ONLY_HERE = {
 }  # what may be missing is imported in one place
 # A file that opens one above it when it is called: a schedule or a timeline its
 # picture, for a notebook; a group its channels, and the reduction, which is made of
-# messages; the reader of cells the kinds of passes, if a cell is none of the core; the
-# verifier the memory and the updates of a table, if a limit or updates are given.
+# messages; the reader of cells the kinds of passes, if a cell is none of the core.
 DOORS = {
     ("core.schedules.written", "render.notebook"),
     ("core.comm.process_group", "parallel.reduction"),
@@ -79,11 +78,6 @@ DOORS = {
     ("core.schedules.cells", "passes.kinds"),
     ("core.comm.mpi", "comm.persistent"),
     ("core.comm.process_group", "comm.channel"),
-    ("core.schedules.action_table", "schedules.features"),
-    *(
-        ("core.schedules.analysis.verifier", f"schedules.analysis.{name}")
-        for name in ("activations", "updates", "workload")
-    ),
 }
 FIRST_PATH = [
     *(
@@ -440,7 +434,7 @@ def test_import_minipipe_loads_nothing_else_not_even_from_the_standard_library()
 
 def test_import_minipipe_loads_neither_mpi_nor_numpy_and_prints_nothing():
     program = (
-        "import sys, threading, minipipe, minipipe.comm.job.witness\n"
+        "import sys, threading, minipipe, minipipe.comm.job.watchdog\n"
         "unwanted = {'numpy', 'mpi4py', 'cupy', 'matplotlib', 'pytest', "
         "'hypothesis'} & set(sys.modules)\n"
         "assert not unwanted, unwanted\n"

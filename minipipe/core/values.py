@@ -18,8 +18,8 @@ gives `sent`, and RECV_F takes that and gives `x`.
 
 Everything else follows from these declarations: which tables are legal
 (`core/flow.py`), in which order instructions can run (`core/order.py`), when they
-start and end (`core/times.py`), and how much memory a rank holds. Only this file
-knows a kind by its name.
+start and end (`core/times.py`), and how much memory a rank holds. None of the files
+that derive this knows a kind by its name.
 
 A declaration is a function of a :class:`Site`, so it can depend on the table: the
 last stage gives no activation, a frozen stage has no gradient of weights.

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minipipe.core.schedules.action import REDUCE_GRAD
+from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.core.schedules.placement import (
     check_counts,
     check_sizes_of,
@@ -25,7 +26,6 @@ from minipipe.schedules import (
     Program,
     Schedule,
     build,
-    verify,
 )
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes

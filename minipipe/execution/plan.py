@@ -18,6 +18,7 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.nn.module import computes_as
 from minipipe.core.nn.sequential import parameters_of
+from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.errors import ArgumentError, ModelError, counted
 from minipipe.execution.choosing import (
     checked_blocks,
@@ -27,7 +28,7 @@ from minipipe.execution.choosing import (
 )
 from minipipe.execution.partition import partition_of
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.schedules import REGISTRY, Program, Schedule, lower, verify
+from minipipe.schedules import REGISTRY, Program, Schedule, lower
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 
@@ -153,7 +154,10 @@ class Plan:
             schedule, num_ranks, num_microbatches, chunks_per_rank, replicas
         )
         verify(table)
-        table.check_known("a Pipeline", *_RUN)
+        # on demand: the list of features belongs to the schedules
+        from minipipe.schedules.features import check_known
+
+        check_known(table, "a Pipeline", *_RUN)
         pipelines = tuple(pipelines_of(table))
         parts = _partition(model, pipelines[0], partition, layer_costs)
         tied = model.tied()

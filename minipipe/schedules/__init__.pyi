@@ -7,7 +7,6 @@ from minipipe.core.schedules.action_table import Schedule as Schedule
 from minipipe.core.schedules.action_table import read_schedule as read_schedule
 from minipipe.core.schedules.action_table import schedule_of_text as schedule_of_text
 from minipipe.core.schedules.analysis.lowering import lower as lower
-from minipipe.core.schedules.analysis.verifier import verify as verify
 from minipipe.core.schedules.fill_drain import gpipe as gpipe
 from minipipe.core.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.core.schedules.interleaved import interleaved_1f1b as interleaved_1f1b
@@ -26,6 +25,7 @@ from minipipe.schedules.analysis.activations import peak_activations as peak_act
 from minipipe.schedules.analysis.bounds import lower_bound as lower_bound
 from minipipe.schedules.analysis.bounds import lower_bounds as lower_bounds
 from minipipe.schedules.analysis.data_parallel import data_parallel as data_parallel
+from minipipe.schedules.analysis.limits import verify as verify
 from minipipe.schedules.analysis.theory import tick_grid as tick_grid
 from minipipe.schedules.analysis.updates import drift as drift
 from minipipe.schedules.analysis.updates import staleness as staleness

@@ -133,7 +133,9 @@ def two_buffered(
     rank 0: 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0U1 0F4 0B3 0U3 0B4 0U4
     rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 1U1 1F4 1B4 1U3 1U4
     """
-    m = num_ranks if microbatches_per_update is None else microbatches_per_update
+    m = microbatches_per_update
+    if m is None:
+        m = num_ranks
     check_sizes(num_ranks, num_microbatches)
     SCHEDULE_COUNT._replace(minimum=num_ranks).check("microbatches_per_update", m)
     return _updated("2bw", num_ranks, num_microbatches, m, lambda k: k + m + 1)

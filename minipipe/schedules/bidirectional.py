@@ -50,20 +50,19 @@ def in_slots(
         pipeline gets the first ones.
     """
     num_stages = len(pipelines[0])
-    share = -(-num_microbatches // len(pipelines))
+    per_pipeline = -(-num_microbatches // len(pipelines))
     # by rank
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(1 + max(pipelines[0]))]
     for k in range(num_microbatches):
-        pipeline, place = divmod(k, share)
+        pipeline, place = divmod(k, per_pipeline)
         start = 2 * num_stages * (place // unit) + 2 * (place % unit)
         for stage, rank in enumerate(pipelines[pipeline]):
             last = start + 2 * num_stages - 1
             slots[rank].append((start + stage, Action(stage, F, k)))
             slots[rank].append((last - stage, Action(stage, B, k)))
-    rows = tuple(tuple(action for _, action in sorted(own)) for own in slots)
-    return Schedule(
-        name, pipelines_placement(pipelines, num_microbatches), num_microbatches, rows
-    )
+    rows = tuple(tuple(action for _, action in sorted(row)) for row in slots)
+    placement = pipelines_placement(pipelines, num_microbatches)
+    return Schedule(name, placement, num_microbatches, rows)
 
 
 def hanayo(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -289,11 +288,11 @@ def dualpipe(num_ranks: int, num_microbatches: int, joined: bool = False) -> Sch
     for rank, row in enumerate(rows):
         for action in half.actions[min(rank, p - 1 - rank)]:
             first = 0 if action.stage == rank else num_down
-            own = action._replace(microbatch=first + action.microbatch)
-            if own.microbatch < num_microbatches:
-                row.append(own)
+            moved = action._replace(microbatch=first + action.microbatch)
+            if moved.microbatch < num_microbatches:
+                row.append(moved)
                 if action in half.overlaps:
-                    overlaps.add(own)
+                    overlaps.add(moved)
     placement = pipelines_placement(_both_ways(range(p)), num_microbatches)
     actions = tuple(map(tuple, rows))
     return Schedule(

@@ -1,6 +1,6 @@
-"""Kinds of instruction of other programs: one declaration, and every analysis knows it.
+"""Kinds of instruction that a program declares; every analysis then supports them.
 
-The declaration is checked when it is made, so that no analysis has to.
+A declaration is checked once, when it is made.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
     ----------
     kind : Kind
         Its name has capital letters and underscores, because numbers stand around it
-        in a cell: ``1KEEP3``. It is declared for every stage on which a legal table
-        can have it, and for no other. A kind with ``of_rank=True`` belongs to a rank,
-        of which it is a word: ``KEEP``. The rank stands in the place of the stage.
+        in a cell: ``1KEEP3``. Its ``uses`` returns None for each stage on which no
+        legal table can have it. A kind with ``of_rank=True`` is an instruction of a
+        rank, and its cell is the name alone: ``KEEP``. The ``stage`` of its action is
+        the rank.
     nouns : mapping of str to Noun, optional
-        The names of values that no other kind gives or takes.
+        The values that the kind adds, by name.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
         ...
     minipipe.errors.ArgumentError: F is declared already; choose another name.
     """
-    own = _checked_nouns(kind, nouns)
+    new_nouns = _checked_nouns(kind, nouns)
     letters = kind.name.replace("_", "")
     if not (letters.isascii() and letters.isalpha() and letters.isupper()):
         problem = "expected capital letters and underscores, such as KEEP"
@@ -60,12 +61,12 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
     if kind.name in KINDS:
         message = f"{kind.name} is declared already; choose another name."
         raise ArgumentError("name", message)
-    for name in own:
+    for name in new_nouns:
         if name in NOUNS:
             message = f"The value {quoted(name)} is declared already; leave it out."
             raise ArgumentError("name", message)
-    _check_uses(kind, {**NOUNS, **own})
-    NOUNS.update(own)
+    _check_uses(kind, {**NOUNS, **new_nouns})
+    NOUNS.update(new_nouns)
     KINDS[kind.name] = kind
 
 
@@ -140,31 +141,32 @@ _EXAMPLE = Kind("KEEP", lambda site: None, "copy of the weights")
 
 
 def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
-    """Refuse what is no declaration; return the nouns."""
+    """Refuse arguments that are not a kind and nouns; return the nouns."""
     if not isinstance(kind, Kind):
         raise _KIND.refusal("The kind", kind)
     subject = f"of the kind {quoted(kind.name)}"
     _check_form(kind, _EXAMPLE, subject)
     _MEETS.check(f"The meets {subject}", kind.meets)
-    given = {} if nouns is None else nouns
-    own: dict[str, Noun] = _NOUNS.check("The argument nouns", given)
-    for name, noun in own.items():
+    if nouns is None:
+        return {}
+    checked: dict[str, Noun] = _NOUNS.check("The argument nouns", nouns)
+    for name, noun in checked.items():
         _NOUNS._replace(kind=str).check("The name of a value", name)
         _NOUNS._replace(kind=Noun).check(f"The value {quoted(name)}", noun)
         _check_form(noun, Noun(""), f"of the value {quoted(name)}")
-    return dict(own)
+    return dict(checked)
 
 
-def _check_form(given: Kind | Noun, example: Kind | Noun, subject: str) -> None:
-    """Refuse text, truth values and functions that differ in type from an example's."""
-    for name, value, like in zip(given._fields, given, example):
+def _check_form(declared: Kind | Noun, example: Kind | Noun, subject: str) -> None:
+    """Refuse strings, bools and functions whose types differ from an example's."""
+    for name, value, like in zip(declared._fields, declared, example):
         for kind in _FORMS:
             if isinstance(like, kind):
                 _FORM._replace(kind=kind).check(f"The {name} {subject}", value)
 
 
 def _check_uses(kind: Kind, nouns: Mapping[str, Noun]) -> None:
-    """Refuse a declaration that names what no table has."""
+    """Refuse a declaration with values that are undeclared or exist in no table."""
     for num_stages in (3, 2, 1):
         trial = _Trial(num_stages)
         varies = _tried(kind, "varies", trial, f"{num_stages} stages")
@@ -175,23 +177,23 @@ def _check_uses(kind: Kind, nouns: Mapping[str, Noun]) -> None:
             if uses is None:
                 continue
             if not isinstance(uses, Uses):
-                given = f"The declaration of {kind.name} returns {quoted(uses)}"
-                message = f"{given} for stage {stage}; expected Uses(…), or None."
+                result = f"The declaration of {kind.name} returns {quoted(uses)}"
+                message = f"{result} for stage {stage}; expected Uses(…), or None."
                 raise ArgumentError(message)
             _check_values(kind, site, uses)
             _check_ranges(kind, site, uses, nouns, bool(varies))
             _check_owners(kind, uses, nouns)
 
 
-def _tried(kind: Kind, name: str, given: object, where: str) -> Any:
-    """Return what a function of a declaration returns; refuse one that fails."""
+def _tried(kind: Kind, name: str, argument: object, where: str) -> Any:
+    """Return the result of a function of a declaration; refuse one that fails."""
     try:
-        return getattr(kind, name)(given)
+        return getattr(kind, name)(argument)
     except Exception as error:
         failure = f"The {name} of {kind.name} fails for {where}"
-        argument = "Site" if isinstance(given, Site) else "Flow"
+        expected = "Site" if isinstance(argument, Site) else "Flow"
         cause = f"{type(error).__name__}: {error}"
-        hint = f"expected a function of a {argument} that fits tables of any size"
+        hint = f"expected a function of a {expected} that fits tables of any size"
         message = f"{failure}: {cause}; {hint}."
         raise ArgumentError(message) from error
 
@@ -219,8 +221,8 @@ def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
     for value in uses.gives:
         if nouns[value.name].of_rank != kind.of_rank:
             owner = "rank" if kind.of_rank else "stage"
-            given = f"the value {value.name!r} of a {nouns[value.name].owner}"
-            where = f"{kind.name} is an instruction of a {owner} and gives {given}"
+            gives = f"gives the value {value.name!r} of a {nouns[value.name].owner}"
+            where = f"{kind.name} is an instruction of a {owner} and {gives}"
             hint = f"expected a Noun with of_rank={kind.of_rank}"
             raise ArgumentError(f"{where}; {hint}.")
 
@@ -228,7 +230,7 @@ def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
 def _check_ranges(
     kind: Kind, site: Site, uses: Uses, nouns: Mapping[str, Noun], varies: bool
 ) -> None:
-    """Refuse values that no noun declares, or that no table has."""
+    """Refuse values that no noun declares, or that exist in no table."""
     num_stages = site.setting.num_stages
     if uses.temporary and uses.temporary not in nouns:
         where = f"{kind.name} has the temporary value {quoted(uses.temporary)}"
@@ -249,7 +251,7 @@ def _check_ranges(
 
 
 def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
-    """Refuse uses that are no tuples of values, or name a value twice."""
+    """Refuse uses that are not tuples of values, or that name a value twice."""
     for part in ("takes", "gives", "reads"):
         values = getattr(uses, part)
         where = f"The {part} of {kind.name} for stage {site.stage}"

@@ -130,20 +130,19 @@ def build(
     8
     """
     builder = builder_of(name)
-    given = {
+    requested = {
         "chunks_per_rank": chunks_per_rank,
         "microbatch_group_size": microbatch_group_size,
         "microbatches_per_update": microbatches_per_update,
         "joined": joined,
         "num_slices": num_slices,
     }
-    options = {option: value for option, value in given.items() if value is not None}
+    options = {name: value for name, value in requested.items() if value is not None}
     for option in options:
         if option not in _parameters(builder):
-            others = REGISTRY.items()
-            able = [other for other, it in others if option in _parameters(it)]
-            takers = f"Schedules that take it: {', '.join(able)}"
-            raise misuse(f"{name} takes no {option}; leave it out. {takers}.")
+            takers = ", ".join(other for other in REGISTRY if takes(other, option))
+            hint = f"Schedules that take it: {takers}"
+            raise misuse(f"{name} takes no {option}; leave it out. {hint}.")
     with collector_paused():
         if num_microbatches is None:
             num_microbatches = NUM_MICROBATCHES
@@ -160,34 +159,31 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     >>> builder_of("gpipe")(2, 1).name
     'gpipe'
     """
-    builder = REGISTRY.get(spelled(name)) if isinstance(name, str) else None
-    if builder is None and callable(name):
+    if isinstance(name, str) and spelled(name) in REGISTRY:
+        return REGISTRY[spelled(name)]
+    message = f"There is no schedule {quoted(name)}; {expected_names(name)}."
+    if callable(name):
         function = getattr(name, "__name__", name)
         hint = "call it with the numbers of ranks and microbatches"
         message = f"{function} is a function; {hint}."
-        raise ScheduleError.of(Code.NAME, message)
-    if builder is None:
-        raise ScheduleError.of(
-            Code.NAME, f"There is no schedule {quoted(name)}; {expected_names(name)}."
-        )
-    return builder
+    raise ScheduleError.of(Code.NAME, message)
 
 
-def spelled(given: T) -> T | str:
-    """Return the name of a schedule that is written in another case, such as
-    ``"1F1B"``; anything else as it is.
+def spelled(name: T) -> T | str:
+    """Return the name of a schedule in the case of ``REGISTRY``; any other value
+    unchanged.
 
     Examples
     --------
     >>> spelled("DualPipe"), spelled("mine.csv"), spelled(None)
     ('dualpipe', 'mine.csv', None)
     """
-    if isinstance(given, str) and given.lower() in REGISTRY:
-        return given.lower()
-    return given
+    if isinstance(name, str) and name.lower() in REGISTRY:
+        return name.lower()
+    return name
 
 
-def expected_names(given: object) -> str:
+def expected_names(name: object) -> str:
     """Return the hint for an unknown name: the closest match, if any, and all names.
 
     Examples
@@ -198,9 +194,10 @@ def expected_names(given: object) -> str:
     # takes longer to import than a schedule to build
     from minipipe.hints import schedule_like
 
-    near = schedule_like(given, REGISTRY) if isinstance(given, str) else None
-    hint = f"did you mean {near}? E" if near else "e"
-    return f"{hint}xpected one of {', '.join(REGISTRY)}"
+    names = ", ".join(REGISTRY)
+    if isinstance(name, str) and (near := schedule_like(name, REGISTRY)):
+        return f"did you mean {near}? Expected one of {names}"
+    return f"expected one of {names}"
 
 
 def default_of(builder: Callable[..., Schedule], option: str) -> int:

@@ -10,6 +10,7 @@ from minipipe.core.schedules.action_table import Schedule
 from minipipe.core.schedules.interleaved import microbatch_groups, order_table
 from minipipe.core.schedules.placement import (
     check_sizes,
+    home_on,
     looped_placement,
     one_rank_each,
     stages_by_rank,
@@ -185,8 +186,7 @@ def forward_only_through(
     if len(used) > 1:
         rows = [sorted(row) for row in rows]
     actions = tuple(tuple(action for _, action in row) for row in rows)
-    homes = zip(*used)
-    placements = tuple(it if len(set(it)) > 1 else it[0] for it in homes)
+    placements = tuple(map(home_on, zip(*used)))
     return Schedule("forward-only", placements, num_microbatches, actions)
 
 

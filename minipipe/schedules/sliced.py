@@ -18,7 +18,7 @@ from minipipe.core.schedules.placement import (
 from minipipe.core.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 
 _ATTENTION = SCHEDULE_NUMBER._replace(
-    maximum=1, expected="its share of the work, from 0 to 1"
+    maximum=1, expected="its fraction of the work, from 0 to 1"
 )
 
 
@@ -126,7 +126,7 @@ def equal_work_cuts(
     """
     n = SCHEDULE_COUNT.check("num_slices", num_slices)
     SCHEDULE_COUNT._replace(minimum=n).check("num_tokens", num_tokens)
-    linear = 1 - _share(attention)
+    linear = 1 - _fraction(attention)
     parts = (j / n for j in range(1, n))
     cuts = [0]
     for j, part in enumerate(parts, 1):
@@ -179,12 +179,12 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
     if len(cuts) < 2 or cuts[0] != 0 or any(b <= a for a, b in zip(cuts, cuts[1:])):
         expected = "ascending numbers of tokens, from 0 to the length of the sequence"
         raise SCHEDULE_NUMBER.refusal("cuts", cuts, expected)
-    linear = 1 - _share(attention)
+    linear = 1 - _fraction(attention)
     ends = [cut / cuts[-1] for cut in cuts]
     pairs = zip(ends, ends[1:])
     return tuple((b - a) * (linear + attention * (a + b)) for a, b in pairs)
 
 
-def _share(attention: float) -> float:
+def _fraction(attention: float) -> float:
     _ATTENTION.check("attention", attention)
     return float(attention)

@@ -28,12 +28,13 @@ from minipipe.core.schedules.action import (
     W,
 )
 from minipipe.core.schedules.action_table import ActionTable, Schedule, T, check_table
-from minipipe.core.schedules.placement import check_size
+from minipipe.core.schedules.placement import check_index, check_size
 from minipipe.core.schedules.straight import cut_stages as cut_stages
 from minipipe.core.schedules.straight import on_stages
 from minipipe.core.schedules.straight import straight as straight
 from minipipe.core.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 from minipipe.errors import Code, ScheduleError, misuse
+from minipipe.schedules.features import without_overlaps
 
 _STAGES = SCHEDULE_NUMBER._replace(
     kind=Iterable, expected="the numbers of the frozen stages, such as [0]"
@@ -53,12 +54,12 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     rank 1: 2F0 2B0
     """
     check_size(num_stages, schedule.num_microbatches)
-    p = schedule.without_overlaps("spread_stages").num_ranks
+    p = without_overlaps(schedule, "spread_stages").num_ranks
     size, more = divmod(num_stages, p)
     ends = [0, *accumulate(size + (rank < more) for rank in range(p))]
-    own = [range(start, end) for start, end in pairwise(ends)]
-    rows = tuple(on_stages(row, own.__getitem__) for row in schedule.actions)
-    placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
+    stages_of = [range(start, end) for start, end in pairwise(ends)]
+    rows = tuple(on_stages(row, stages_of.__getitem__) for row in schedule.actions)
+    placement = tuple(rank for rank, stages in enumerate(stages_of) for _ in stages)
     return replace(schedule, placement=placement, actions=rows, frozen=frozenset())
 
 
@@ -111,7 +112,8 @@ def split_backward(schedule: Schedule) -> Schedule:
     rank 0: 0F0 0I0 0W0
     """
     check_table(schedule, Schedule)
-    return _with_kinds(schedule, lambda stage, kind: (I, W) if kind is B else (kind,))
+    halves: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I, W)}
+    return _with_kinds(schedule, lambda stage, kind: halves.get(kind, (kind,)))
 
 
 def _with_kinds(
@@ -125,8 +127,9 @@ def _with_kinds(
         new = ((s, k, kinds_of(s, kind)) for s, kind, k in row)
         rows.append([Action(s, kind, k) for s, k, kinds in new for kind in kinds])
     alone = {a for a, b in table.joined.items() if not kinds_of(b.stage, b.kind)}
-    marked = replace(table, overlaps=table.overlaps - alone) if alone else table
-    return marked.with_rows(type(table), rows)
+    if alone:
+        table = replace(table, overlaps=table.overlaps - alone)
+    return table.with_rows(type(table), rows)
 
 
 def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
@@ -145,9 +148,9 @@ def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
     runs = groupby(computations, key=lambda action: (action.kind, action.stage))
     work: dict[Action, list[int]] = {}
     for (kind, _), run in runs:
-        actions = list(run) if kind is W else []
-        work.update((action, []) for action in actions)
-        if actions:
+        if kind is W:
+            actions = list(run)
+            work.update((action, []) for action in actions)
             work[actions[-1]] = [action.microbatch for action in actions]
     return work
 
@@ -199,7 +202,9 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
         is_gradient = kind.is_backward or kind in (SEND_B, RECV_B, R, O, L)
         if is_gradient and (stage < first or (stage == first and kind is SEND_B)):
             return ()
-        return of_frozen.get(kind, (kind,)) if stage in marked.frozen else (kind,)
+        if stage in marked.frozen:
+            return of_frozen.get(kind, (kind,))
+        return (kind,)
 
     return _with_kinds(marked, needed)
 
@@ -293,8 +298,8 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
     m = table.num_microbatches
     number_of = table.number_of
     copies = ((s, kind, number_of(k)) for s, kind, k in table.overlaps)
-    every = range(count)
-    return frozenset(Action(s, kind, n * m + k) for s, kind, k in copies for n in every)
+    moved = product(range(count), copies)
+    return frozenset(Action(s, kind, n * m + k) for n, (s, kind, k) in moved)
 
 
 # -- less memory -----------------------------------------------------------------------
@@ -337,16 +342,19 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
     rank 1: 1F0 1R0 1B0 1F1 1R1 1B1
     """
     check_trains(schedule, "activations to recompute")
-    own = frozenset(range(schedule.num_stages) if stages is None else stages)
-    for stage in own:
-        schedule.ranks_of(stage)  # raises if there is no such stage
-    every = chain.from_iterable(schedule.actions)
-    has = {action[::2] for action in every if action.kind is R}
+    if stages is None:
+        stages = range(schedule.num_stages)
+    recomputing = frozenset(stages)
+    for stage in recomputing:
+        check_index("stage", stage, schedule.num_stages)
+    all_actions = chain.from_iterable(schedule.actions)
+    has = {action[::2] for action in all_actions if action.kind is R}
     rows = []
     for groups in _in_groups(schedule):
         row: list[Action] = []
         for group in groups:
-            again = ((s, k) for s, kind, k in group if kind in (B, I) and s in own)
+            backwards = ((s, k) for s, kind, k in group if kind in (B, I))
+            again = ((s, k) for s, k in backwards if s in recomputing)
             row += [Action(s, R, k) for s, k in again if (s, k) not in has]
             row += group
         rows.append(tuple(row))
@@ -403,10 +411,11 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     check_trains(schedule, "activations to offload")
     SCHEDULE_COUNT.check("num_held", num_held)
     if O in schedule.kinds or schedule.num_slices > 1:
-        what = "slices, whose keys and values later slices need"
+        feature = "slices, whose keys and values later slices need"
         if O in schedule.kinds:
-            what = "O and L already"
-        raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")
+            feature = "O and L already"
+        problem = f"{schedule.title} has {feature}"
+        raise misuse(f"{problem}; expected a schedule without them.")
     kept = (_with_offloads(groups, num_held) for groups in _in_groups(schedule))
     rows = tuple(map(tuple, kept))
     return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)
@@ -432,14 +441,16 @@ def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action
         # first the needs of this group, then of the next one
         for until in (at, at + 1):
             loads = away.intersection(due.get(until, ()))
-            room = most - len(new) - len(loads) if loads or until == at else most
+            limit = most
+            if loads or until == at:
+                limit -= len(new) + len(loads)
             later = (pair for pair in held if needed[pair] > until)
             idle = sorted(later, key=needed.__getitem__)
-            while len(held) > room and idle:
+            while len(held) > limit and idle:
                 row.append(Action(idle[-1][0], O, idle[-1][1]))
                 held.remove(idle[-1])
                 away.add(idle.pop())
-            if loads and (until == at or len(held) <= room):
+            if loads and (until == at or len(held) <= limit):
                 row += [Action(stage, L, k) for stage, k in sorted(loads)]
                 held |= loads
                 away -= loads
@@ -472,6 +483,6 @@ def check_trains(schedule: Schedule, purpose: str) -> None:
     """
     check_table(schedule, Schedule)
     if schedule.is_forward_only:
-        what = f"{schedule.title} has no backward, and so no {purpose}"
-        message = f"{what}; expected a schedule that trains."
+        problem = f"{schedule.title} has no backward, and so no {purpose}"
+        message = f"{problem}; expected a schedule that trains."
         raise ScheduleError.of(Code.UNSUPPORTED, message)

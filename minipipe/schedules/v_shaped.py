@@ -49,9 +49,9 @@ class Row:
         """Append the actions of the cells, ``times`` times over."""
         for _ in range(times):
             for cell in cells.split():
-                joined = [self._next(part) for part in cell.split("+")]
-                self.actions += joined
-                self.overlaps += joined[:-1]
+                actions = [self._next(part) for part in cell.split("+")]
+                self.actions += actions
+                self.overlaps += actions[:-1]
 
     def _next(self, cell: str) -> Action:
         if cell == "W":
@@ -83,7 +83,8 @@ def first_microbatches(
     0F0 0I0 0W0 0F1 0I1 0W1
     """
     m = num_microbatches
-    return tuple(tuple(a for a in row.actions if a.microbatch < m) for row in rows)
+    kept = ([a for a in row.actions if a.microbatch < m] for row in rows)
+    return tuple(map(tuple, kept))
 
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -198,12 +199,17 @@ def dualpipe_v(
     p = num_ranks
     m = max(num_microbatches, 2 * num_ranks)
     rows = [Row([rank, 2 * p - 1 - rank]) for rank in range(p)]
+    link = "+" if joined else " "
+    first = f"F0{link}B1"
+    second = f"F1{link}B0"
     for r, row in enumerate(rows):
         row.repeat(2 * (p - 1 - r), "F0")
         row.repeat(r + 1, "F0 F1")
         row.repeat(p - 1 - r, "I1 W F1")
-        first, second = ("F0+B1", "F1+B0") if joined else ("F0 B1", "F1 B0")
-        row.repeat(1, f"F0 B1 {second}" if r == p - 1 else f"{first} {second}")
+        start = first
+        if r == p - 1:
+            start = "F0 B1"
+        row.repeat(1, f"{start} {second}")
         row.repeat(m - 2 * p + r, f"{first} {second}")
         row.repeat(p - 1 - r, f"B1 {second}")
         # 2(r + 1) backwards, alternating between the chunks: the first r + 1 are B, the
@@ -330,7 +336,7 @@ def _from_pattern(
             needed = max(needed, slots[previous].slot_of[earlier, k])
         slots[rank].move_earlier(step, k, 1 + needed, limit)
     stages = ([rank, 2 * p - 1 - rank] for rank in range(p))
-    rows = (tuple(own.actions(chunks)) for own, chunks in zip(slots, stages))
+    rows = (tuple(rank.actions(chunks)) for rank, chunks in zip(slots, stages))
     return Schedule(name, v_placement(p), m, tuple(rows))
 
 
@@ -353,15 +359,15 @@ class _Slots:
         """Move a step to the first empty slot from ``earliest`` on that keeps the peak
         within the limit, if any.
         """
-        own = self.slot_of[step, k]
-        for slot in range(earliest, own):
+        present = self.slot_of[step, k]
+        for slot in range(earliest, present):
             if self.taken[slot] is None:
                 self._place(step, k, slot)
-                recounted = self._recount(slot, own)
+                recounted = self._recount(slot, present)
                 if all(held <= limit for held, _ in recounted):
                     self.after[slot : slot + len(recounted)] = recounted
                     return
-                self._place(step, k, own)
+                self._place(step, k, present)
 
     def _place(self, step: int, k: int, slot: int) -> None:
         self.taken[self.slot_of[step, k]] = None

@@ -36,13 +36,13 @@ from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.search.certificate import Certificate
 from minipipe.search.clock import (
-    Cell,
     Clock,
-    Facts,
-    Word,
+    Op,
+    Order,
+    ProblemData,
     one_after_another,
+    orders_of,
     schedule_of,
-    words_of,
 )
 
 NAME = "branch and bound"
@@ -91,11 +91,13 @@ def solve_by_branch_and_bound(
     search.best = evaluate(first, workload, objective)
     least = search.bound()
     search.explore()
-    name = NAME if search.best_words else first.name
-    words = search.best_words or words_of(first)
-    schedule = schedule_of(words, workload, f"found by {name}")
+    name = NAME if search.best_orders else first.name
+    orders = search.best_orders or orders_of(first)
+    schedule = schedule_of(orders, workload, f"found by {name}")
     value = evaluate(schedule, workload, objective)
-    bound = min(least, value) if search.is_late else value
+    bound = value
+    if search.is_late:
+        bound = min(least, value)
     seconds = perf_counter() - began
     return Certificate(schedule, workload, objective, value, bound, NAME, name, seconds)
 
@@ -106,15 +108,15 @@ class _Search(Clock):
     def __init__(
         self, workload: Workload, objective: Objective, deadline: float
     ) -> None:
-        super().__init__(Facts(workload))
+        super().__init__(ProblemData(workload))
         self.workload = workload
         self.objective = objective
         self.deadline = deadline
         self.best = inf
         self.is_late = False
-        self.best_words: list[Word] | None = None
-        self.shortest = min(step.time for step in self.facts.steps.values())
-        self.refused: list[frozenset[Cell]] = [frozenset() for _ in self.rows]
+        self.best_orders: list[Order] | None = None
+        self.shortest = min(step.time for step in self.problem.steps.values())
+        self.refused: list[frozenset[Op]] = [frozenset() for _ in self.rows]
         self.seen: defaultdict[tuple, list[list[float]]] = defaultdict(list)
 
     # -- branches ----------------------------------------------------------------------
@@ -126,7 +128,7 @@ class _Search(Clock):
         if self.is_late or bound >= self.best * (1 - ROUNDING):  # [1]
             return
         if set(self.done.values()) == {self.workload.num_microbatches}:
-            self.best, self.best_words = bound, self.words  # the bound is the value
+            self.best, self.best_orders = bound, self.orders  # the bound is the value
             return
         if self._is_dominated():
             return
@@ -135,42 +137,42 @@ class _Search(Clock):
         rank = soonest.index(min(soonest))
         if isinf(soonest[rank]):  # all wait for a refused action
             return
-        own = options[rank]
-        harmless = ((end, cell) for _, end, cell in own if self._gives_back(rank, cell))
+        ready = options[rank]
+        harmless = ((end, op) for _, end, op in ready if self._gives_back(rank, op))
         over, soonest_over = min(harmless, default=(inf, None))
-        own.sort(key=lambda option: (option[0], "IFW".index(option[2][0])))
-        for start, _, cell in own:
-            if start < over or cell == soonest_over:  # [2]; it may take no time
-                self._branch(rank, cell, start)
+        ready.sort(key=lambda option: (option[0], "IFW".index(option[2][0])))
+        for start, _, op in ready:
+            if start < over or op == soonest_over:  # [2]; it may take no time
+                self._branch(rank, op, start)
         others = min(soonest[:rank] + soonest[rank + 1 :], default=inf)
         if others + self.shortest < over:  # [2]
             refused = self.refused[rank]
-            self.refused[rank] = refused | {cell for _, _, cell in own}
+            self.refused[rank] = refused | {op for _, _, op in ready}
             self.explore()
             self.refused[rank] = refused
 
-    def _options(self, rank: int) -> list[tuple[float, float, Cell]]:
-        """Return (start, end and overhead, cell) of what a rank may run next."""
-        found = []
-        for stage, kind in product(self.facts.own[rank], (F, I, W)):
-            cell = kind, stage
-            step = self.facts.steps[cell]
-            start = max(self.free[rank], self.next_at(cell))
-            is_refused = cell in self.refused[rank]
+    def _options(self, rank: int) -> list[tuple[float, float, Op]]:
+        """Return (start, end and overhead, op) of what a rank may run next."""
+        options = []
+        for stage, kind in product(self.problem.stages_of[rank], (F, I, W)):
+            op = kind, stage
+            step = self.problem.steps[op]
+            start = max(self.free[rank], self.next_at(op))
+            is_refused = op in self.refused[rank]
             if start < inf and not is_refused and self.fits(rank, step.during):
-                found.append((start, start + step.time + self.facts.overhead, cell))
-        return found
+                options.append((start, start + step.time + self.problem.overhead, op))
+        return options
 
-    def _gives_back(self, rank: int, cell: Cell) -> bool:
+    def _gives_back(self, rank: int, op: Op) -> bool:
         """Tell whether memory permits running an action sooner."""
-        is_freed = cell[0] is not F and self.facts.steps[cell].change <= 0
+        is_freed = op[0] is not F and self.problem.steps[op].change <= 0
         return is_freed or isinf(self.workload.memory_limit[rank])
 
-    def _branch(self, rank: int, cell: Cell, start: float) -> None:
+    def _branch(self, rank: int, op: Op, start: float) -> None:
         """Place an action, visit the continuations, and undo the placement."""
         held = self.held[rank]
         refused = self.refused[rank]
-        self.run(rank, [cell], start)
+        self.run(rank, [op], start)
         self.refused[rank] = frozenset()
         self.explore()
         self.undo(rank, held)
@@ -183,12 +185,12 @@ class _Search(Clock):
         heads = self._heads()
         ends = self.ends
         longest = 0.0
-        for rank, own in enumerate(self.facts.own):
+        for rank, stages in enumerate(self.problem.stages_of):
             left = []
-            for cell in heads:
-                if cell[1] in own:
-                    time = self.facts.steps[cell].time
-                    left += [(head, time) for head in heads[cell]]
+            for op in heads:
+                if op[1] in stages:
+                    time = self.problem.steps[op].time
+                    left += [(head, time) for head in heads[op]]
             left.sort()
             begin = min([self.begins[rank], *(head for head, _ in left[:1])])
             end = ends[rank]
@@ -201,41 +203,40 @@ class _Search(Clock):
             longest = max(longest, end)
         return longest
 
-    def _heads(self) -> dict[Cell, list[float]]:
-        """Return, by cell, the earliest starts of its remaining actions."""
-        heads: dict[Cell, list[float]] = {}
+    def _heads(self) -> dict[Op, list[float]]:
+        """Return, by op, the earliest starts of its remaining actions."""
+        heads: dict[Op, list[float]] = {}
         ended = self.ended[:]
-        for cell in self.facts.cells:
-            step = self.facts.steps[cell]
-            soonest = self.free[self.facts.rank_of[cell[1]]]
-            heads[cell] = []
-            for k in range(self.done[cell], self.workload.num_microbatches):
-                head = max(soonest, self._there(cell, k, ended))
-                heads[cell].append(head)
+        for op in self.problem.ops:
+            step = self.problem.steps[op]
+            soonest = self.free[self.problem.rank_of[op[1]]]
+            heads[op] = []
+            for k in range(self.done[op], self.workload.num_microbatches):
+                head = max(soonest, self._available_at(op, k, ended))
+                heads[op].append(head)
                 ended[step.event + k] = head + step.time
                 soonest = head + step.time + self.workload.overhead
         return heads
 
-    def _there(self, cell: Cell, k: int, ended: list[float]) -> float:
+    def _available_at(self, op: Op, k: int, ended: list[float]) -> float:
         """Return when the values for an action exist."""
-        there = 0.0
-        for needed, delay in self.facts.steps[cell].needs:
-            there = max(there, ended[needed + k] + delay)
-        return there
+        time = 0.0
+        for needed, delay in self.problem.steps[op].needs:
+            time = max(time, ended[needed + k] + delay)
+        return time
 
     def _is_dominated(self) -> bool:  # [3]
-        """Tell whether another branch placed and refused the same actions, no later.
-
-        That is said of the times of all ranks and values.
+        """Tell whether another branch placed and refused the same actions, and there no
+        rank is free later, and no value available later.
         """
         state = list(self.free)
-        for cell in product((F, I), range(self.workload.num_stages)):
-            free = self.free[self.facts.rank_of[cell[1]]]
-            for k in range(self.done[cell], self.workload.num_microbatches):
-                there = self._there(cell, k, self.ended)
-                if there == inf:
+        for op in product((F, I), range(self.workload.num_stages)):
+            free = self.free[self.problem.rank_of[op[1]]]
+            for k in range(self.done[op], self.workload.num_microbatches):
+                available_at = self._available_at(op, k, self.ended)
+                if available_at == inf:
                     break
-                state.append(max(free, there))
+                state.append(max(free, available_at))
         known = self.seen[tuple(self.done.values()), tuple(self.refused)]
         if any(all(a <= b for a, b in zip(other, state)) for other in known):
             return True

@@ -130,7 +130,11 @@ def gap(value: float, bound: float) -> float:
     (0.125, 0.0, inf)
     """
     above = value - bound
-    return 0.0 if above <= ROUNDING * bound else above / bound if bound else inf
+    if above <= ROUNDING * bound:
+        return 0.0
+    if bound == 0:
+        return inf
+    return above / bound
 
 
 def read_certificate(text: str) -> tuple[Certificate, bool]:
@@ -149,9 +153,9 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
         message = f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
         raise ScheduleError.of(Code.TOO_LARGE, message)
     with reading(lambda reason: _no_certificate("syntax", f"{reason}.")):
-        found = json_object(text, _HEAD)
-        digest = found.pop("sha256", None)
-        return _certificate(found), digest == _digest(found)
+        content = json_object(text, _HEAD)
+        digest = content.pop("sha256", None)
+        return _certificate(content), digest == _digest(content)
 
 
 def changed() -> ScheduleError:
@@ -161,42 +165,46 @@ def changed() -> ScheduleError:
     return ScheduleError.of(Code.MISMATCH, message)
 
 
-def _certificate(found: dict[str, Any]) -> Certificate:
-    workload = _workload(_of_kind(dict, found, "workload"))
-    told = _of_kind(dict, found, "schedule")
-    rows = [_row(row) for row in _of_kind(list, told, "rows")[: workload.num_ranks + 1]]
-    name = _of_kind(str, told, "name")
+def _certificate(content: dict[str, Any]) -> Certificate:
+    workload = _workload(_of_kind(dict, content, "workload"))
+    member = _of_kind(dict, content, "schedule")
+    texts = _of_kind(list, member, "rows")[: workload.num_ranks + 1]
+    name = _of_kind(str, member, "name")
     num_microbatches = workload.num_microbatches
-    schedule = Schedule(name, workload.placement, num_microbatches, tuple(rows))
-    figures = {key: _of_kind(kind, found, key) for key, kind in _FIGURES.items()}
-    objective = Objective(_of_kind(str, found, "objective"))
+    rows = tuple(map(_row, texts))
+    schedule = Schedule(name, workload.placement, num_microbatches, rows)
+    figures = {key: _of_kind(kind, content, key) for key, kind in _FIGURES.items()}
+    objective = Objective(_of_kind(str, content, "objective"))
     return Certificate(schedule, workload, objective, **figures)
 
 
-def _workload(told: dict[str, Any]) -> Workload:
-    placement = _of_kind(list, told, "placement")
+def _workload(member: dict[str, Any]) -> Workload:
+    placement = _of_kind(list, member, "placement")
     is_short = 0 < len(placement) <= MOST_STAGES
     if not is_short or not all(map(_RANK.allows, placement)):
         raise _RANK.refusal("its placement", placement)
     lists: dict[str, Any] = {}
     for name, attribute in _BY_STAGE.items():
-        lists[attribute] = [_amount(name, one) for one in _of_kind(list, told, name)]
+        lists[attribute] = [_amount(name, one) for one in _of_kind(list, member, name)]
     limits = []
-    for limit in _of_kind(list, told, "memory_limit"):
-        limits.append(inf if limit is None else _amount("memory_limit", limit))
-    costs = Costs(**lists, bandwidth=1.0, overhead=_of_kind(float, told, "overhead"))
-    return costs.workload(placement, _of_kind(int, told, "num_microbatches"), limits)
+    for limit in _of_kind(list, member, "memory_limit"):
+        amount = inf
+        if limit is not None:
+            amount = _amount("memory_limit", limit)
+        limits.append(amount)
+    costs = Costs(**lists, bandwidth=1.0, overhead=_of_kind(float, member, "overhead"))
+    return costs.workload(placement, _of_kind(int, member, "num_microbatches"), limits)
 
 
 def _row(row: object) -> tuple[Action, ...]:
     return tuple(map(Action.parse, _ROW.check("a row of its schedule", row).split()))
 
 
-def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
+def _of_kind(kind: type, members: dict[str, Any], name: str) -> Any:
     """Return a member of an object; a float is any finite number, at least 0."""
     if kind is float:
-        return _amount(name, told[name])
-    return Spec(kind, error=_no_certificate).check(f"its {name}", told[name])
+        return _amount(name, members[name])
+    return Spec(kind, error=_no_certificate).check(f"its {name}", members[name])
 
 
 def _amount(name: str, value: Any) -> float:
@@ -220,6 +228,6 @@ _ROW = Spec(str, expected="cells such as '0F0 0F1'", error=_no_certificate)
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of a content, however its text is spaced and ordered."""
+    """Return the SHA-256 of a content; spaces and the order of members do not count."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()

@@ -1,10 +1,10 @@
 """The clock of all searches: it runs the actions of ranks one after another.
 
-Every stage runs its F, its I and its W in ascending order of microbatches. So a row of
-a search is a list of (kind, stage), a ``Word``, and the microbatch of an action is the
-number of earlier actions with its kind and stage::
+Every stage runs its F, its I and its W in ascending order of microbatches. So a search
+represents a row by its ``Order``, a list of (kind, stage) pairs. The microbatch of an
+action is the number of earlier actions with its kind and stage::
 
-    word:  F F I W I W
+    order: F F I W I W
     row:   F0 F1 I0 W0 I1 W1
 
 :class:`Clock` says when an action can start, and whether its memory fits. What an
@@ -28,11 +28,12 @@ from minipipe.core.schedules.action_table import Schedule
 from minipipe.core.schedules.placement import stages_by_rank
 from minipipe.schedules.analysis.activations import sizes_of
 from minipipe.schedules.analysis.workload import ROUNDING, Workload, check_memory
+from minipipe.schedules.features import without_overlaps
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.transforms import repeat
 
-Cell = tuple[ActionKind, int]  # (kind, stage)
-Word = list[Cell]  # of one rank
+Op = tuple[ActionKind, int]  # (kind, stage)
+Order = list[Op]  # of one rank
 # Actions between two looks at the time; they take some hundredths of a second.
 _UNTIL_A_LOOK = 4096
 
@@ -62,26 +63,26 @@ def one_after_another(workload: Workload) -> Schedule:
     return Schedule(name, workload.placement, workload.num_microbatches, rows)
 
 
-# -- words -----------------------------------------------------------------------------
+# -- orders ----------------------------------------------------------------------------
 
 
-def words_of(schedule: Schedule) -> list[Word]:
-    """Return the rows of all ranks of a schedule as words: lists of (kind, stage)."""
+def orders_of(schedule: Schedule) -> list[Order]:
+    """Return the order of each rank of a schedule: a list of (kind, stage)."""
     return [[(kind, stage) for stage, kind, _ in row] for row in schedule.actions]
 
 
-def schedule_of(words: Sequence[Word], workload: Workload, name: str) -> Schedule:
-    """Return the schedule of the words of all ranks.
+def schedule_of(orders: Sequence[Order], workload: Workload, name: str) -> Schedule:
+    """Return the schedule with the orders of all ranks.
 
     Examples
     --------
     >>> from minipipe import Costs
-    >>> word = [(F, 0), (F, 0), (I, 0), (W, 0), (I, 0), (W, 0)]
-    >>> print(schedule_of([word], Costs().workload((0,), 2), "mine"))
+    >>> order = [(F, 0), (F, 0), (I, 0), (W, 0), (I, 0), (W, 0)]
+    >>> print(schedule_of([order], Costs().workload((0,), 2), "mine"))
     # mine: 1 rank, 1 stage, 2 microbatches
     rank 0: 0F0 0F1 0I0 0W0 0I1 0W1
     """
-    rows = tuple(tuple(_row(word)) for word in words)
+    rows = tuple(tuple(_row(order)) for order in orders)
     return Schedule(name, workload.placement, workload.num_microbatches, rows)
 
 
@@ -102,13 +103,13 @@ def in_microbatch_order(schedule: Schedule) -> Schedule:
     # mine: 1 rank, 1 stage, 2 microbatches
     rank 0: 0F0 0F1 0I0 0I1 0W0 0W1
     """
-    rows = map(_row, words_of(schedule))
-    return schedule.without_overlaps("a search").with_rows(Schedule, rows)
+    rows = map(_row, orders_of(schedule))
+    return without_overlaps(schedule, "a search").with_rows(Schedule, rows)
 
 
-def _row(word: Word) -> Iterator[Action]:
-    done: Counter[Cell] = Counter()
-    for kind, stage in word:
+def _row(order: Order) -> Iterator[Action]:
+    done: Counter[Op] = Counter()
+    for kind, stage in order:
         yield Action(stage, kind, done[kind, stage])
         done[kind, stage] += 1
 
@@ -117,7 +118,7 @@ def _row(word: Word) -> Iterator[Action]:
 
 
 class Step(NamedTuple):
-    """The actions of a cell as numbers; for microbatch k, add k to the event.
+    """The actions of an op as numbers; for microbatch k, add k to the event.
 
     Attributes
     ----------
@@ -145,8 +146,8 @@ class Step(NamedTuple):
         return max((delay for _, delay in self.sends), default=0.0)
 
 
-class Facts:
-    """Values of a workload that a search needs often, computed once.
+class ProblemData:
+    """The data of a workload that a search needs often, computed once.
 
     Parameters
     ----------
@@ -159,13 +160,13 @@ class Facts:
 
     Attributes
     ----------
-    cells : list of Cell
-        Each behind those that it needs. The events of cell i are those from
+    ops : list of Op
+        Each comes after the ops that it needs. The events of op i are numbered from
         i * num_microbatches on.
-    steps : dict of Cell to Step
-    own : list of list of int
+    steps : dict of Op to Step
+    stages_of : list of list of int
         By rank, its stages.
-    room : list of float
+    capacity : list of float
         By rank, its memory, with an allowance for rounding.
     least : list of float
         By rank, the memory for one microbatch alone.
@@ -182,48 +183,48 @@ class Facts:
         self.num_microbatches = workload.num_microbatches
         self.rank_of = workload.placement
         self.overhead = workload.overhead
-        self.own = stages_by_rank(workload.placement, workload.num_ranks)
-        self.room = [limit * (1 + ROUNDING) for limit in workload.memory_limit]
+        self.stages_of = stages_by_rank(workload.placement, workload.num_ranks)
+        self.capacity = [limit * (1 + ROUNDING) for limit in workload.memory_limit]
         self.least = list(map(workload.least_memory, range(workload.num_ranks)))
         stages = range(workload.num_stages)
-        self.cells = [*product([F], stages), *product(backward, reversed(stages))]
-        self.steps: dict[Cell, Step] = {}
+        self.ops = [*product([F], stages), *product(backward, reversed(stages))]
+        self.steps: dict[Op, Step] = {}
         self._declare()
 
-    def cell_of(self, event: int) -> Cell:
-        """Return the cell of the action whose end is an event."""
-        return self.cells[event // self.num_microbatches]
+    def op_of(self, event: int) -> Op:
+        """Return the op of the action whose end is an event."""
+        return self.ops[event // self.num_microbatches]
 
     def _declare(self) -> None:
-        """Derive the steps from the values that each cell declares."""
-        rows: list[list[Action]] = [[] for _ in self.own]
-        for kind, stage in self.cells:
+        """Derive the steps from the values that each op declares."""
+        rows: list[list[Action]] = [[] for _ in self.stages_of]
+        for kind, stage in self.ops:
             rows[self.rank_of[stage]].append(Action(stage, kind, 0))
-        flow = Flow(Schedule("cells", self.rank_of, 1, tuple(map(tuple, rows))))
+        flow = Flow(Schedule("ops", self.rank_of, 1, tuple(map(tuple, rows))))
         sizes = sizes_of(self.workload.footprint)
         changes = Changes(flow, sizes)
         change_of: dict[Action, Change] = {}
         for rank, row in enumerate(rows):
             change_of.update(zip(row, changes.of_row(rank)))
         durations = self.workload.durations
-        cell_of: dict[int, Cell] = {}
-        for number, cell in enumerate(self.cells):
-            kind, stage = cell
+        op_of: dict[int, Op] = {}
+        for number, op in enumerate(self.ops):
+            kind, stage = op
             rank = self.rank_of[stage]
             numbers = flow.numbers(rank, rows[rank].index(Action(stage, kind, 0)))
             assert numbers is not None
-            cell_of |= dict.fromkeys(numbers.gives, cell)
+            op_of |= dict.fromkeys(numbers.gives, op)
             temporary, lost, gained, *_ = change_of[Action(stage, kind, 0)]
             change = gained - lost
             during = max(0.0, temporary, change)
             event = number * self.num_microbatches
             time = durations[kind][stage]
-            self.steps[cell] = Step(event, time, [], during, change, [])
-            for given in numbers.needs:
-                giver = self.steps[cell_of[given]]
-                delay = delay_of(flow, given, self.workload.message)
-                self.steps[cell].needs.append((giver.event, delay))
-                if self.rank_of[stage] != self.rank_of[cell_of[given][1]]:
+            self.steps[op] = Step(event, time, [], during, change, [])
+            for needed in numbers.needs:
+                giver = self.steps[op_of[needed]]
+                delay = delay_of(flow, needed, self.workload.message)
+                self.steps[op].needs.append((giver.event, delay))
+                if self.rank_of[stage] != self.rank_of[op_of[needed][1]]:
                     giver.sends.append((self.rank_of[stage], delay))
 
 
@@ -239,7 +240,8 @@ class Clock:
 
     Attributes
     ----------
-    done : dict of Cell to int
+    done : dict of Op to int
+        How many actions of each op have run.
     ended : list of float
         By event, its time; infinite until it is known.
     awaited : list of int or None
@@ -252,11 +254,11 @@ class Clock:
         By rank: its first start, and its last end with the overhead after it.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        num_ranks = len(facts.own)
-        self.facts = facts
-        self.done = dict.fromkeys(facts.cells, 0)
-        num_events = len(facts.cells) * facts.num_microbatches
+    def __init__(self, problem: ProblemData) -> None:
+        num_ranks = len(problem.stages_of)
+        self.problem = problem
+        self.done = dict.fromkeys(problem.ops, 0)
+        num_events = len(problem.ops) * problem.num_microbatches
         self.ended = [inf] * num_events
         self.awaited: list[int | None] = [None] * num_events
         self.rows: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -265,42 +267,43 @@ class Clock:
         self.begins = [inf] * num_ranks
 
     @property
-    def words(self) -> list[Word]:
+    def orders(self) -> list[Order]:
         """The actions of each rank."""
-        return [list(map(self.facts.cell_of, row)) for row in self.rows]
+        return [list(map(self.problem.op_of, row)) for row in self.rows]
 
     @property
     def ends(self) -> list[float]:
         """The last end of each rank."""
         return [self.ended[row[-1]] if row else 0.0 for row in self.rows]
 
-    def run(self, rank: int, word: Word, not_before: float = 0.0) -> set[int]:
+    def run(self, rank: int, order: Order, not_before: float = 0.0) -> set[int]:
         """Run actions of a rank, each as early as it can, until one cannot run.
 
         An action cannot run if a value does not exist yet, or its memory does not fit.
         Returns the other ranks that take what the actions give. The hot loop.
         """
-        facts, done, ended, awaited = self.facts, self.done, self.ended, self.awaited
-        steps, overhead, room = facts.steps, facts.overhead, facts.room[rank]
-        row, held, free = self.rows[rank], self.held[rank], self.free[rank]
-        if not_before > free:
-            free = not_before
+        problem = self.problem
+        done, ended, awaited = self.done, self.ended, self.awaited
+        steps, overhead = problem.steps, problem.overhead
+        capacity = problem.capacity[rank]
+        row, held = self.rows[rank], self.held[rank]
+        free = max(self.free[rank], not_before)
         receivers: set[int] = set()
-        for cell in word:
-            event, time, needs, during, change, sends = steps[cell]
-            k = done[cell]
+        for op in order:
+            event, time, needs, during, change, sends = steps[op]
+            k = done[op]
             start = free
             for needed, delay in needs:
-                there = ended[needed + k] + delay
-                if there > start:
-                    start = there
+                available_at = ended[needed + k] + delay
+                if available_at > start:
+                    start = available_at
                     awaited[event + k] = needed + k
-            if start == inf or held + during > room:
+            if start == inf or held + during > capacity:
                 awaited[event + k] = None
                 break
             if not row:
                 self.begins[rank] = start
-            done[cell] = k + 1
+            done[op] = k + 1
             held += change
             end = start + time
             free = end + overhead
@@ -311,7 +314,7 @@ class Clock:
         self.held[rank] = held
         self.free[rank] = free
         if row and row[-1] % _UNTIL_A_LOOK == _UNTIL_A_LOOK - 1:
-            facts.look_at_clock()
+            problem.look_at_clock()
         return receivers
 
     def undo(self, rank: int, held: float) -> None:
@@ -320,35 +323,36 @@ class Clock:
         event = row.pop()
         self.ended[event] = inf
         self.awaited[event] = None
-        self.done[self.facts.cell_of(event)] -= 1
+        self.done[self.problem.op_of(event)] -= 1
         self.held[rank] = held
         if row:
-            self.free[rank] = self.ended[row[-1]] + self.facts.overhead
+            self.free[rank] = self.ended[row[-1]] + self.problem.overhead
         else:
             self.begins[rank] = inf
             self.free[rank] = 0.0
 
     def fits(self, rank: int, amount: float) -> bool:
         """Tell whether an additional amount fits into the memory of a rank."""
-        return self.held[rank] + amount <= self.facts.room[rank]
+        return self.held[rank] + amount <= self.problem.capacity[rank]
 
-    def next_at(self, cell: Cell) -> float:
-        """Return when the values for the next action of a cell exist, if that is known.
+    def next_at(self, op: Op) -> float:
+        """Return when the values for the next action of an op exist, if that is known.
 
         Otherwise, or if no action is left, it is infinite.
         """
-        k = self.done[cell]
-        if k == self.facts.num_microbatches:
+        k = self.done[op]
+        if k == self.problem.num_microbatches:
             return inf
         soonest = 0.0
-        for needed, delay in self.facts.steps[cell].needs:
-            there = self.ended[needed + k] + delay
-            if there > soonest:
-                soonest = there
+        for needed, delay in self.problem.steps[op].needs:
+            available_at = self.ended[needed + k] + delay
+            if available_at > soonest:
+                soonest = available_at
         return soonest
 
     def oldest_weight(self, rank: int) -> int | None:
         """Return the stage of the W of the lowest microbatch that waits for it."""
         done = self.done
-        pending = (s for s in self.facts.own[rank] if done[W, s] < done[I, s])
+        stages = self.problem.stages_of[rank]
+        pending = (s for s in stages if done[W, s] < done[I, s])
         return min(pending, key=lambda s: done[W, s], default=None)

@@ -70,12 +70,12 @@ from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.search.certificate import Certificate
 from minipipe.search.clock import (
     Clock,
-    Facts,
-    Word,
+    Order,
+    ProblemData,
     in_microbatch_order,
     one_after_another,
+    orders_of,
     schedule_of,
-    words_of,
 )
 
 _TIMES = "forward", "backward_input", "backward_weight", "message"
@@ -123,9 +123,11 @@ def in_whole_numbers(workload: Workload) -> tuple[Workload, Fraction]:
     whole_time = workload.num_microbatches * one
     most_time = min(_MOST_TIME, _MOST_PRODUCT / (1 + most_held * memory))
     scale = scale_of([*chain(*times), workload.overhead], whole_time, floor(most_time))
-    room = memory * (1 + _ROUNDING)
-    given = workload.memory_limit
-    whole_limits = (it if isinf(it) else _floor(it, room) for it in given)
+    rounded_up = memory * (1 + _ROUNDING)
+    whole_limits = list(workload.memory_limit)
+    for rank, limit in enumerate(whole_limits):
+        if not isinf(limit):
+            whole_limits[rank] = _floor(limit, rounded_up)
     whole: dict[str, Any] = {
         name: _floors(amounts, scale) for name, amounts in zip(_TIMES, times)
     }
@@ -159,7 +161,9 @@ def scale_of(amounts: Iterable[float], largest: float, most: int) -> Fraction:
 def _exact(amount: float) -> Fraction:
     printed = Fraction(repr(float(amount)))
     near = printed.limit_denominator(_MOST_DENOMINATOR)
-    return near if abs(near - printed) <= _EXACT * printed else printed
+    if abs(near - printed) > _EXACT * printed:
+        return printed
+    return near
 
 
 def _floor(amount: float, scale: Fraction) -> int:
@@ -249,12 +253,12 @@ def _solved(cp_model: Any, best: Certificate, deadline: float) -> Certificate:
     if proved > best.bound:
         best = best._replace(bound=proved, bound_by=name)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        found = model.schedule(solver.value)
+        schedule = model.schedule(solver.value)
         # It may fit only rounded memory, or have actions of length 0 at one time.
         with suppress(ScheduleError):
-            value = evaluate(found, workload, best.objective)
+            value = evaluate(schedule, workload, best.objective)
             if value < best.value:
-                best = best._replace(schedule=found, value=value, found_by=name)
+                best = best._replace(schedule=schedule, value=value, found_by=name)
     return best
 
 
@@ -278,7 +282,7 @@ def solver_module() -> Any:
 
 
 class _Span(NamedTuple):
-    """An action as the solver sees it."""
+    """The variables of an action in the solver."""
 
     start: Any
     end: Any
@@ -291,9 +295,9 @@ class Model:
         self.cp = cp_model.CpModel()
         self.workload = workload
         self.objective = objective
-        self.facts = Facts(workload)
+        self.problem = ProblemData(workload)
         self.microbatches = range(workload.num_microbatches)
-        steps = self.facts.steps
+        steps = self.problem.steps
         self.times = {(s, kind): int(step.time) for (kind, s), step in steps.items()}
         # No schedule that starts everything as early as possible takes longer than all
         # actions and messages together.
@@ -303,14 +307,14 @@ class Model:
         # Each action comes after its inputs: those that take no time keep this order.
         self.spans = {}
         for k in self.microbatches:
-            for cell, time in self.times.items():
-                self.spans[Action(*cell, k)] = self._span(time)
+            for op, time in self.times.items():
+                self.spans[Action(*op, k)] = self._span(time)
         self._order_stages()
         self._pass_values()
-        for rank, own in enumerate(self.facts.own):
-            self._occupy(own)
+        for rank, stages in enumerate(self.problem.stages_of):
+            self._occupy(stages)
             if not isinf(workload.memory_limit[rank]):
-                self._hold(own, int(workload.memory_limit[rank]))
+                self._hold(stages, int(workload.memory_limit[rank]))
         self.objective_variable = self.cp.new_int_var(0, self.horizon, "objective")
         self._aim()
 
@@ -326,12 +330,12 @@ class Model:
                 self.follow(first, then, self.workload.overhead)
 
     def _pass_values(self) -> None:  # [2]
-        rank_of = self.facts.rank_of
-        for (kind, stage), step in self.facts.steps.items():
+        rank_of = self.problem.rank_of
+        for (kind, stage), step in self.problem.steps.items():
             for event, delay in step.needs:
-                before, source = self.facts.cell_of(event)
+                before, source = self.problem.op_of(event)
                 if rank_of[source] == rank_of[stage]:
-                    delay = self.facts.overhead
+                    delay = self.problem.overhead
                 for k in self.microbatches:
                     self.follow(
                         Action(source, before, k), Action(stage, kind, k), delay
@@ -341,28 +345,30 @@ class Model:
         """Let an action start only a given time after the end of another one."""
         self.cp.add(self.spans[then].start >= self.spans[first].end + int(gap))
 
-    def _occupy(self, own: list[int]) -> None:  # [3]
+    def _occupy(self, stages: list[int]) -> None:  # [3]
         overhead = int(self.workload.overhead)
         busy = []
         for action in self.spans:
-            if action.stage in own:
+            if action.stage in stages:
                 time = self.times[action[:2]] + overhead
                 start = self.spans[action].start
                 busy.append(self.cp.new_fixed_size_interval_var(start, time, ""))
         self.cp.add_no_overlap(busy)
 
-    def _hold(self, own: list[int], limit: int) -> None:  # [4]
+    def _hold(self, stages: list[int], limit: int) -> None:  # [4]
         activation, weight_activation, transient = self.workload.footprint
-        amounts = {activation[s] for s in own} | {weight_activation[s] for s in own}
-        if len(own) == 1 and len(amounts) == 1 and not transient[own[0]]:
-            (stage,) = own
+        amounts = {activation[s] for s in stages} | {
+            weight_activation[s] for s in stages
+        }
+        if len(stages) == 1 and len(amounts) == 1 and not transient[stages[0]]:
+            (stage,) = stages
             (amount,) = amounts
             if amount:
                 most = int(limit // amount)
                 for k in self.microbatches[most:]:
                     self.follow(Action(stage, W, k - most), Action(stage, F, k), 0)
             return
-        pairs = product(own, self.microbatches)
+        pairs = product(stages, self.microbatches)
         held = [part for pair in pairs for part in self._parts(*pair) if part[2]]
         if held and len(self.spans) <= _FEW and len(amounts) > 1:
             starts, ends, taken = zip(*held)
@@ -387,14 +393,14 @@ class Model:
         yield inputs.start, inputs.end, max(transient - max(after - before, 0), 0)
 
     def _aim(self) -> None:  # [5]
-        constants = dict(_first_starts(self.facts))
+        constants = dict(_first_starts(self.problem))
         for stage, time in constants.items():  # [6]
             self.cp.add(self.spans[Action(stage, F, 0)].start == time)
-        for own in filter(None, self.facts.own):
+        for stages in filter(None, self.problem.stages_of):
             first = 0
             if self.objective is Objective.SPAN:
-                first = self.spans[Action(own[0], F, 0)].start
-            for stage in own:
+                first = self.spans[Action(stages[0], F, 0)].start
+            for stage in stages:
                 last = self.spans[Action(stage, W, self.microbatches[-1])].end
                 self.cp.add(self.objective_variable >= last - first)
         self.cp.minimize(self.objective_variable)
@@ -411,7 +417,7 @@ class Model:
 
     def schedule(self, value: Any) -> Schedule:
         """Return the actions of every rank in the order of their starts."""
-        rows: list[list[Action]] = [[] for _ in self.facts.own]
+        rows: list[list[Action]] = [[] for _ in self.problem.stages_of]
         for action in self.spans:
             rows[self.workload.placement[action.stage]].append(action)
         for row in rows:
@@ -421,10 +427,10 @@ class Model:
         return Schedule("found by CP-SAT", placement, m, tuple(map(tuple, rows)))
 
 
-def _first_starts(facts: Facts) -> Iterator[tuple[int, int]]:
+def _first_starts(problem: ProblemData) -> Iterator[tuple[int, int]]:
     """Yield (stage, time) of the first F of each rank, up to a stage on no new rank."""
-    clock = Clock(facts)
-    for stage, rank in enumerate(facts.rank_of):
+    clock = Clock(problem)
+    for stage, rank in enumerate(problem.rank_of):
         if clock.rows[rank]:
             return
         clock.run(rank, [(F, stage)])
@@ -452,13 +458,13 @@ class WindowSearch:
         self._objective = objective
         self._workload = in_whole_numbers(workload)[0]
 
-    def reordered(self, words: list[Word], random: Random) -> list[Word]:
+    def reordered(self, orders: list[Order], random: Random) -> list[Order]:
         """Return the order with a random window in the best order.
 
         It is the best for the objective and the mean over ranks.
         If numbers had to be rounded, the result may exceed the memory.
         """
-        schedule = schedule_of(words, self._workload, "window")
+        schedule = schedule_of(orders, self._workload, "window")
         timeline = simulate(schedule, costs_of(self._workload))
         model = Model(self._cp_model, self._workload, self._objective)
         model.begin_with(timeline)
@@ -472,14 +478,14 @@ class WindowSearch:
                 if self._objective is Objective.SPAN:
                     first = model.spans[row[0].action].start
                 times.append(model.spans[row[-1].action].end - first)
-        model.cp.minimize(2 * len(words) * model.objective_variable + sum(times))
+        model.cp.minimize(2 * len(orders) * model.objective_variable + sum(times))
         solver = self._cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.max_deterministic_time = _EFFORT
         status = solver.solve(model.cp)
         if status not in (self._cp_model.OPTIMAL, self._cp_model.FEASIBLE):
-            return words
-        return words_of(model.schedule(solver.value))
+            return orders
+        return orders_of(model.schedule(solver.value))
 
     def _near(self, timeline: Timeline, random: Random) -> list[tuple[int, int]]:
         """Return (rank, position) of the actions nearest to a point in time."""
@@ -499,7 +505,8 @@ class WindowSearch:
 
         Those inside follow the actions before it.
         """
-        low, high = (min(window), max(window)) if window else (0, 0)
+        low = min(window, default=0)
+        high = max(window, default=0)
         overhead = self._workload.overhead
         for position, (action, following) in enumerate(pairwise(row)):
             if not low <= position < high:

@@ -89,29 +89,43 @@ def find_schedule(
         solver_module()  # raises now, not after half of the time
     bound = known_bound(workload, objective)
     search = Search(workload, objective, bound.value, seed)
-    usual = usual_evaluations(workload) if seconds is None else inf
-    most = usual if evaluations is None else evaluations
-    limit = seconds / 2 if exact and seconds is not None else seconds
+    most: float = inf
+    limit = inf
+    if evaluations is not None:
+        most = evaluations
+    elif seconds is None:
+        most = usual_evaluations(workload)
+    if seconds is not None:
+        limit = seconds / 2 if exact else seconds
     watch(lambda: search.describe(most))
-    best = search.run(most, inf if limit is None else limit)
-    schedule = schedule_of(best.run.words, workload, "found")
+    best = search.run(most, limit)
+    schedule = schedule_of(best.run.orders, workload, "found")
     value = evaluate(schedule, workload, objective)
     found_by = f"{best.found_by}, evaluation {search.progress[-1][0]}"
     if search.is_late:
         found_by += f" (the clock ended the search after {search.evaluations})"
-    figures = value, bound.value, bound.name, found_by, perf_counter() - begun
-    found = Certificate(schedule, workload, objective, *figures)
-    if not exact or not found.gap:
-        return found
-    left = _SECONDS if seconds is None else max(seconds - found.seconds, 1.0)
+    spent = perf_counter() - begun
+    figures = value, bound.value, bound.name, found_by, spent
+    certificate = Certificate(schedule, workload, objective, *figures)
+    if not exact or not certificate.gap:
+        return certificate
+    left = _SECONDS if seconds is None else max(seconds - spent, 1.0)
     watch(lambda: f"CP-SAT continues from {value:g}, for {left:.0f} s at most")
-    proved = solve(workload, objective, left, schedule)
-    proved = proved._replace(seconds=perf_counter() - begun)
-    if proved.bound < found.bound:
-        proved = proved._replace(bound=found.bound, bound_by=found.bound_by)
-    if proved.value < value:
+    proved = _continued(certificate, left)
+    return proved._replace(seconds=perf_counter() - begun)
+
+
+def _continued(first: Certificate, seconds: float) -> Certificate:
+    """Let CP-SAT prove a schedule, or find a better one."""
+    proved = solve(first.workload, first.objective, seconds, first.schedule)
+    if proved.bound < first.bound:
+        proved = proved._replace(bound=first.bound, bound_by=first.bound_by)
+    if proved.value < first.value:
         return proved
-    return proved._replace(schedule=schedule, value=value, found_by=found_by)
+    found_by = first.found_by
+    return proved._replace(
+        schedule=first.schedule, value=first.value, found_by=found_by
+    )
 
 
 def usual_evaluations(workload: Workload) -> int:
@@ -126,7 +140,7 @@ def _check_size(workload: Workload) -> None:
         numbers = workload.num_ranks, workload.num_stages, workload.num_microbatches
         sizes = describe_sizes(*numbers)
         why = f"A schedule of {sizes} has {actions:,} actions, and a search builds many"
-        remedy = "take a named schedule, or search a smaller one"
+        remedy = "use a named schedule, or search a smaller one"
         raise misuse(f"{why}; expected at most {_MOST_ACTIONS:,} actions: {remedy}.")
 
 

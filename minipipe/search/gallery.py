@@ -78,7 +78,8 @@ def proved_optimum(workload: Workload, objective: Objective) -> float | None:
             exhibit = Exhibit(workload.placement, times, objective, m)
             optima = _gallery().get(exhibit, (None,))
             best = optima[min(units, len(optima)) - 1]
-            return None if best is None else best * unit
+            if best is not None:
+                return best * unit
     return None
 
 
@@ -133,9 +134,8 @@ def _gallery() -> Optima:
 
 
 def _units(workload: Workload) -> int | None:
-    """Return how many pairs (stage, microbatch) a rank may hold.
-
-    None says that the limits do not amount to such a number.
+    """Return how many (stage, microbatch) pairs a rank may hold; None if the limits are
+    not a number of pairs.
     """
     activation, weight_activation, transient = workload.footprint
     limits = set(workload.memory_limit)
@@ -146,4 +146,6 @@ def _units(workload: Workload) -> int | None:
         return None
     (limit,) = limits
     amount = activation[0]
-    return min(floor(limit / amount * (1 + ROUNDING)), pairs) if amount else pairs
+    if not amount:
+        return pairs
+    return min(floor(limit / amount * (1 + ROUNDING)), pairs)

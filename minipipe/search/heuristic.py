@@ -31,9 +31,17 @@ from typing import Any, NamedTuple
 from minipipe.core.schedules.action import F, W
 from minipipe.errors import ArgumentError, ScheduleError, counted
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
+from minipipe.schedules.features import rank_of_each_stage
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.transforms import split_backward
-from minipipe.search.clock import Clock, Facts, OutOfTime, Word, schedule_of, words_of
+from minipipe.search.clock import (
+    Clock,
+    Order,
+    OutOfTime,
+    ProblemData,
+    orders_of,
+    schedule_of,
+)
 from minipipe.search.exact import WindowSearch
 from minipipe.search.list_scheduling import ListScheduler, Policy
 from minipipe.search.sweeps import Sweeps
@@ -41,7 +49,7 @@ from minipipe.search.sweeps import Sweeps
 _REACH = 6  # places by which an action is moved, at most
 
 
-def moved(word: Word, position: int, target: int) -> Word:
+def moved(order: Order, position: int, target: int) -> Order:
     """Return a rank's order with the action at one position moved to another.
 
     Examples
@@ -49,39 +57,39 @@ def moved(word: Word, position: int, target: int) -> Word:
     >>> moved([(F, 0), (F, 1), (F, 2)], 2, 0)[0]
     (<ActionKind.FORWARD: 'F'>, 2)
     """
-    others = [*word[:position], *word[position + 1 :]]
-    others.insert(min(max(target, 0), len(others)), word[position])
+    others = [*order[:position], *order[position + 1 :]]
+    others.insert(min(max(target, 0), len(others)), order[position])
     return others
 
 
-def with_any_move(word: Word, random: Random) -> Word:
+def with_any_move(order: Order, random: Random) -> Order:
     """Return a rank's order with one action moved by a few places."""
-    position = random.randrange(len(word))
+    position = random.randrange(len(order))
     distance = random.choice((-1, 1)) * random.randint(1, _REACH)
-    return moved(word, position, position + distance)
+    return moved(order, position, position + distance)
 
 
-def without_delay(word: Word, position: int, random: Random) -> Word:
+def without_delay(order: Order, position: int, random: Random) -> Order:
     """Return a rank's order in which an action comes before the one that delays it.
 
     It moves forward by a few places, or a W that delays it moves back, possibly far:
     only memory makes a W urgent.
     """
-    if word[position - 1][0] is W and random.random() < 0.7:
-        return moved(word, position - 1, random.randint(position, len(word) - 1))
-    return moved(word, position, position - random.randint(1, _REACH // 2))
+    if order[position - 1][0] is W and random.random() < 0.7:
+        return moved(order, position - 1, random.randint(position, len(order) - 1))
+    return moved(order, position, position - random.randint(1, _REACH // 2))
 
 
-def is_possible(word: Word, rank: int, facts: Facts) -> bool:
-    """Tell whether a rank alone can run a word: in its order, within its memory."""
-    alone = Clock(facts)
+def is_possible(order: Order, rank: int, problem: ProblemData) -> bool:
+    """Tell whether a rank alone can run an order within its memory."""
+    alone = Clock(problem)
     alone.ended = [0.0] * len(alone.ended)
-    m = facts.num_microbatches
-    for cell in set(word):
-        event = facts.steps[cell].event
+    m = problem.num_microbatches
+    for op in set(order):
+        event = problem.steps[op].event
         alone.ended[event : event + m] = [inf] * m
-    alone.run(rank, word)
-    return len(alone.rows[rank]) == len(word)
+    alone.run(rank, order)
+    return len(alone.rows[rank]) == len(order)
 
 
 class TimedOrder(Clock):
@@ -93,19 +101,19 @@ class TimedOrder(Clock):
         Whether all actions ran; otherwise the ranks deadlock, or one lacks memory.
     """
 
-    def __init__(self, words: Sequence[Word], facts: Facts) -> None:
-        super().__init__(facts)
-        self._words = list(words)
-        ready = [*range(len(words))]
+    def __init__(self, orders: Sequence[Order], problem: ProblemData) -> None:
+        super().__init__(problem)
+        self._orders = list(orders)
+        ready = [*range(len(orders))]
         while ready:
             rank = ready.pop()
-            ready += self.run(rank, words[rank][len(self.rows[rank]) :])
-        self.is_complete = list(map(len, self.rows)) == list(map(len, words))
+            ready += self.run(rank, orders[rank][len(self.rows[rank]) :])
+        self.is_complete = list(map(len, self.rows)) == list(map(len, orders))
 
     @property
-    def words(self) -> list[Word]:
-        """The order that was given, whether it ran or not."""
-        return self._words
+    def orders(self) -> list[Order]:
+        """The orders of all ranks, whether they ran or not."""
+        return self._orders
 
     def delays(self, rank: int) -> list[tuple[int, int]]:
         """Return (rank, position) of critical actions that waited for their rank.
@@ -114,20 +122,20 @@ class TimedOrder(Clock):
         waited for, and so on. To shorten it, one of these actions has to come earlier,
         or the one before it later.
         """
-        m = self.facts.num_microbatches
-        found = []
+        m = self.problem.num_microbatches
+        waits = []
         position = len(self.rows[rank]) - 1
         while position >= 0:
             event = self.rows[rank][position]
             source = self.awaited[event]
             if source is not None:
-                rank = self.facts.rank_of[self.facts.cell_of(source)[1]]
+                rank = self.problem.rank_of[self.problem.op_of(source)[1]]
                 position = self.rows[rank].index(source)
                 continue
             if position and event // m != self.rows[rank][position - 1] // m:
-                found.append((rank, position))
+                waits.append((rank, position))
             position -= 1
-        return found
+        return waits
 
 
 _WINDOW = 250  # evaluations that a window counts, as it takes as long
@@ -182,7 +190,7 @@ class Search:
     def __init__(
         self, workload: Workload, objective: Objective, bound: float, seed: int
     ) -> None:
-        self.facts = Facts(workload, look_at_clock=self._look_at_clock)
+        self.problem = ProblemData(workload, look_at_clock=self._look_at_clock)
         self.objective = objective
         self.bound = bound
         self.random = Random(seed)
@@ -228,7 +236,9 @@ class Search:
 
     def describe(self, evaluations: float) -> str:
         """Return a progress message: evaluations, their limit, and the best value."""
-        limit = "" if evaluations == inf else f", of {evaluations:,} at most"
+        limit = ""
+        if evaluations < inf:
+            limit = f", of {evaluations:,} at most"
         best = "none fits yet"
         if self.best is not None:
             best = f"the best has {self.best.value:g}"
@@ -287,11 +297,13 @@ class Search:
 
     def reorder(self, number: int) -> Iterator[SearchState | None]:
         """Let CP-SAT, if it is installed, reorder windows of the best candidate."""
+        if self.windows is None:
+            return
         now = self.best
-        for _ in range(number if self.windows else 0):
-            assert now is not None and self.windows is not None
-            words = self.windows.reordered(now.run.words, self.random)
-            other = self.order_of(words, "CP-SAT on windows")
+        for _ in range(number):
+            assert now is not None
+            orders = self.windows.reordered(now.run.orders, self.random)
+            other = self.order_of(orders, "CP-SAT on windows")
             if other is not None and other.energy <= now.energy:
                 now = other
             self.evaluations += _WINDOW - 1
@@ -301,44 +313,48 @@ class Search:
 
     def seeds(self) -> Iterator[SearchState | None]:
         """Yield the schedules to start from."""
-        yield from self.built(self.facts)
+        yield from self.built(self.problem)
         yield from self.named()
-        for facts in self.with_less_memory():
-            yield from self.built(facts)
+        for problem in self.with_less_memory():
+            yield from self.built(problem)
 
-    def built(self, facts: Facts) -> Iterator[SearchState | None]:
+    def built(self, problem: ProblemData) -> Iterator[SearchState | None]:
         """Yield the schedules of sweeps and list scheduler within a memory."""
         for decisions in product((True, False), repeat=3):
-            sweeps = Sweeps(facts, *decisions)
-            is_complete = sweeps.is_complete
-            yield self.order_of(sweeps.words, "sweeps") if is_complete else None
+            sweeps = Sweeps(problem, *decisions)
+            candidate = None
+            if sweeps.is_complete:
+                candidate = self.order_of(sweeps.orders, "sweeps")
+            yield candidate
         for policies in self.grid():
-            run = ListScheduler(facts, policies)
+            run = ListScheduler(problem, policies)
             yield self.candidate(run, "list scheduling", policies)
 
-    def with_less_memory(self) -> Iterator[Facts]:
-        """Yield the facts with memory for one microbatch less, two less, and so on.
+    def with_less_memory(self) -> Iterator[ProblemData]:
+        """Yield the problem with memory for one microbatch less, two less, and so on.
 
         Greedy construction may use more memory than it needs. A schedule built for a
         smaller limit is also legal.
         """
-        facts = self.facts
-        workload = self.facts.workload
+        problem = self.problem
+        workload = self.problem.workload
         unit = max(workload.footprint.activation)
-        sizes = [sum(facts.steps[F, s].change for s in own) for own in facts.own]
-        held = [workload.num_microbatches * size for size in sizes]
+        held = []
+        for stages in problem.stages_of:
+            size = sum(problem.steps[F, stage].change for stage in stages)
+            held.append(workload.num_microbatches * size)
         limits = tuple(map(min, workload.memory_limit, held))
         while unit:
             limits = tuple(limit - unit for limit in limits)
-            if not all(map(fits, facts.least, limits)):
+            if not all(map(fits, problem.least, limits)):
                 return
             less = workload._replace(memory_limit=limits)
-            yield Facts(less, look_at_clock=self._look_at_clock)
+            yield ProblemData(less, look_at_clock=self._look_at_clock)
 
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""
-        p = len(self.facts.own)
-        m = self.facts.num_microbatches
+        p = len(self.problem.stages_of)
+        m = self.problem.num_microbatches
         ahead = [lambda r: p - r, lambda r: 2 * (p - r) - 1, lambda r: 2 * (p - r)]
         depths: list[Callable[[int], int]] = [lambda _: m, lambda _: p, *ahead]
         waits = product((0.0, 1.0), (0.0, 0.25), (0.0, 0.5, 1.0), (0.0, 1.0))
@@ -350,34 +366,34 @@ class Search:
 
         Their backwards are split.
         """
-        workload = self.facts.workload
+        workload = self.problem.workload
         for name in REGISTRY:
             try:
                 built = build(name, workload.num_ranks, workload.num_microbatches)
                 schedule = split_backward(built)
-                schedule.one_rank_each("a search")
+                rank_of_each_stage(schedule, "a search")
             except ScheduleError:  # it needs other sizes, or has replicas or updates
                 continue
-            words = words_of(schedule)
+            orders = orders_of(schedule)
             is_same = schedule.placement == workload.placement
             if not is_same or schedule.is_forward_only:
                 continue
-            if schedule_of(words, workload, name) == schedule:
-                found = self.order_of(words, name)
-                if found is not None:
-                    yield found
+            if schedule_of(orders, workload, name) == schedule:
+                candidate = self.order_of(orders, name)
+                if candidate is not None:
+                    yield candidate
 
     # -- changes -----------------------------------------------------------------------
 
     def with_other_policies(self, now: SearchState) -> SearchState:
         """Change the policies of one to three ranks a little."""
         random = self.random
-        num_ranks = len(self.facts.own)
+        num_ranks = len(self.problem.stages_of)
         policies = list(now.policies or next(self.grid()))
         for _ in range(random.choice((1, 1, 2, 3))):
             rank = random.randrange(num_ranks)
             policies[rank] = self.changed(policies[rank])
-        run = ListScheduler(self.facts, policies)
+        run = ListScheduler(self.problem, policies)
         return self.candidate(run, "list scheduling, annealed", tuple(policies))
 
     def changed(self, policy: Policy) -> Policy:
@@ -385,7 +401,7 @@ class Search:
         field = self.random.choice(Policy._fields)
         if field == "in_flight":
             depth = policy.in_flight + self.random.choice((-2, -1, 1, 2))
-            most = self.facts.num_microbatches
+            most = self.problem.num_microbatches
             return policy._replace(in_flight=min(max(depth, 1), most))
         wait = self.random.choice((*_WAITS, self.random.random()))
         changed: dict[str, Any] = {field: wait}
@@ -393,33 +409,37 @@ class Search:
 
     def with_other_order(self, now: SearchState) -> SearchState | None:
         """Move one to three actions, each on its rank: of the critical path, or any."""
-        words = list(now.run.words)
+        orders = list(now.run.orders)
         random = self.random
         changed = set()
         delays: list[tuple[int, int]] = []
         if isinstance(now.run, TimedOrder) and random.random() < 0.5:
             delays = now.run.delays(now.slowest)
+        numbers: Sequence[int] = (1, 1, 1, 2, 3)
         if delays:
             rank, position = random.choice(delays)
-            words[rank] = without_delay(words[rank], position, random)
+            orders[rank] = without_delay(orders[rank], position, random)
             changed.add(rank)
-        for _ in range(random.choice((0, 0, 1) if delays else (1, 1, 1, 2, 3))):
-            rank = random.randrange(len(words))
-            words[rank] = with_any_move(words[rank], random)
+            numbers = (0, 0, 1)
+        for _ in range(random.choice(numbers)):
+            rank = random.randrange(len(orders))
+            orders[rank] = with_any_move(orders[rank], random)
             changed.add(rank)
-        return self.order_of(words, "annealing of the order", changed)
+        return self.order_of(orders, "annealing of the order", changed)
 
     def order_of(
-        self, words: list[Word], found_by: str, ranks: Iterable[int] = ()
+        self, orders: list[Order], found_by: str, ranks: Iterable[int] = ()
     ) -> SearchState | None:
         """Time an order; None if it is not legal, or a rank takes too much memory.
 
         It saves time to look first at the ranks that may be wrong.
         """
-        if not all(is_possible(words[rank], rank, self.facts) for rank in ranks):
+        if not all(is_possible(orders[rank], rank, self.problem) for rank in ranks):
             return None
-        order = TimedOrder(words, self.facts)
-        return self.candidate(order, found_by) if order.is_complete else None
+        timed = TimedOrder(orders, self.problem)
+        if not timed.is_complete:
+            return None
+        return self.candidate(timed, found_by)
 
 
 Change = Callable[[Search, SearchState], SearchState | None]

@@ -21,7 +21,7 @@ from minipipe.core.specs import SCHEDULE_NUMBER
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import amount_per_rank, check_memory
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.search.clock import Cell, Clock, Facts, schedule_of
+from minipipe.search.clock import Clock, Op, ProblemData, schedule_of
 
 
 class EventScheduler(Clock):
@@ -32,9 +32,9 @@ class EventScheduler(Clock):
 
     def run_all(self) -> None:
         """Let ranks act until all is done, or none of them can."""
-        steps = self.facts.steps
+        steps = self.problem.steps
         free = self.free
-        events = [(0.0, self.facts.rank_of[0])]
+        events = [(0.0, self.problem.rank_of[0])]
         while events:
             now, rank = heappop(events)
             if free[rank] <= now and (chosen := self.choose(rank, now)) is not None:
@@ -45,12 +45,12 @@ class EventScheduler(Clock):
                     heappush(events, (max(end + delay, free[receiver]), receiver))
 
     @abstractmethod
-    def choose(self, rank: int, now: float) -> Cell | None:
+    def choose(self, rank: int, now: float) -> Op | None:
         """Return the action that a free rank begins now; None, if it waits."""
 
     def forwards_left(self, rank: int) -> tuple[int, int]:
         """Return the oldest microbatch that lacks an F on a rank; how many it lacks."""
-        forwards = [self.done[F, s] for s in self.facts.own[rank]]
+        forwards = [self.done[F, s] for s in self.problem.stages_of[rank]]
         return min(forwards), forwards.count(min(forwards))
 
 
@@ -83,31 +83,33 @@ class ListScheduler(EventScheduler):
     once every W that can run has run.
     """
 
-    def __init__(self, facts: Facts, policies: Sequence[Policy]) -> None:
-        super().__init__(facts)
+    def __init__(self, problem: ProblemData, policies: Sequence[Policy]) -> None:
+        super().__init__(problem)
         self.policies = policies
         self.run_all()
 
-    def choose(self, rank: int, now: float) -> Cell | None:
+    def choose(self, rank: int, now: float) -> Op | None:
         """Let a free rank act by its policy, or wait until it knows more."""
-        own = self.facts.own[rank]
+        stages = self.problem.stages_of[rank]
         policy = self.policies[rank]
-        steps = self.facts.steps
+        steps = self.problem.steps
         gradient, gradient_at = self._gradient(rank, now)
         if gradient is not None and self.fits(rank, steps[I, gradient].during):
             return I, gradient
         forward, forward_at, is_blocked = self._forward(rank, now)
         if forward is not None and gradient is None:
-            is_later = any(self.done[I, s] for s in own)
-            patience = policy.before_forward if is_later else policy.before_first
-            if gradient_at >= now + patience * steps[F, forward].time:
+            is_later = any(self.done[I, s] for s in stages)
+            part = policy.before_forward if is_later else policy.before_first
+            if gradient_at >= now + part * steps[F, forward].time:
                 return F, forward
         oldest = self.oldest_weight(rank)
         soon = min(gradient_at, forward_at)
         if oldest is not None:
-            is_last = all(self.done[F, s] == self.facts.num_microbatches for s in own)
-            patience = policy.before_last if is_last else policy.before_weight
-            is_free = soon >= now + patience * steps[W, oldest].time
+            is_last = all(
+                self.done[F, s] == self.problem.num_microbatches for s in stages
+            )
+            part = policy.before_last if is_last else policy.before_weight
+            is_free = soon >= now + part * steps[W, oldest].time
             if is_free or is_blocked or gradient is not None:
                 return W, oldest
         return None
@@ -115,31 +117,31 @@ class ListScheduler(EventScheduler):
     def _gradient(self, rank: int, now: float) -> tuple[int | None, float]:
         """Return the stage of the oldest gradient, and when the next one arrives."""
         oldest = inf
-        found = None
+        oldest_stage = None
         soon = inf
-        for stage in self.facts.own[rank]:
+        for stage in self.problem.stages_of[rank]:
             time = self.next_at((I, stage))
             k = self.done[I, stage]
             if time > now:
                 soon = min(soon, time)
             elif k < oldest:
                 oldest = k
-                found = stage
-        return found, soon
+                oldest_stage = stage
+        return oldest_stage, soon
 
     def _forward(self, rank: int, now: float) -> tuple[int | None, float, bool]:
         """Return the stage whose F may start, and when the next F may start.
 
         The third result says whether only memory prevents one.
         """
-        own = self.facts.own[rank]
+        stages = self.problem.stages_of[rank]
         oldest, needed = self.forwards_left(rank)
-        found = None
+        ready_stage = None
         soon = inf
         is_blocked = False
         # The ready F of the last stage is of the lowest microbatch, as its input came
         # through the others.
-        for stage in reversed(own):
+        for stage in reversed(stages):
             k = self.done[F, stage]
             time = self.next_at((F, stage))
             if time < inf and (k == oldest or self._has_room(rank, needed)):
@@ -147,32 +149,35 @@ class ListScheduler(EventScheduler):
                     is_blocked = is_blocked or time <= now
                 elif time > now:
                     soon = min(soon, time)
-                elif found is None:
-                    found = stage
-        return found, soon, is_blocked and found is None
+                elif ready_stage is None:
+                    ready_stage = stage
+        return ready_stage, soon, is_blocked and ready_stage is None
 
     def _has_room(self, rank: int, needed: int) -> bool:
-        """Tell whether a policy lets one more microbatch begin."""
-        own = self.facts.own[rank]
-        in_flight = sum(self.done[F, s] - self.done[I, s] for s in own)
-        return in_flight + 1 + needed <= self.policies[rank].in_flight * len(own)
+        """Tell whether a policy permits one more microbatch in flight."""
+        stages = self.problem.stages_of[rank]
+        in_flight = sum(self.done[F, s] - self.done[I, s] for s in stages)
+        return in_flight + 1 + needed <= self.policies[rank].in_flight * len(stages)
 
     def _leaves_enough(self, rank: int, stage: int, k: int) -> bool:
         """Tell whether an F fits now, and leaves enough memory.
 
         It must suffice to finish the oldest microbatch that waits for an I.
         """
-        facts = self.facts
+        problem = self.problem
         done = self.done
-        amount = self.facts.steps[F, stage].change
+        amount = self.problem.steps[F, stage].change
         if not self.fits(rank, amount):
             return False
-        oldest = min(done[I, s] for s in facts.own[rank])
+        oldest = min(done[I, s] for s in problem.stages_of[rank])
         others = 0.0
-        for s in facts.own[rank]:
+        for s in problem.stages_of[rank]:
             is_oldest = done[I, s] == oldest < done[F, s]
-            others += (done[F, s] - done[I, s] - is_oldest) * facts.steps[F, s].change
-        return k == oldest or others + amount + facts.least[rank] <= facts.room[rank]
+            others += (done[F, s] - done[I, s] - is_oldest) * problem.steps[F, s].change
+        return (
+            k == oldest
+            or others + amount + problem.least[rank] <= problem.capacity[rank]
+        )
 
 
 def greedy(
@@ -250,23 +255,25 @@ def greedy(
     pairs = Footprint(one, one, (0,) * workload.num_stages)
     workload = workload._replace(overhead=0.0, footprint=pairs, memory_limit=limits)
     check_memory(workload)
-    facts = Facts(workload, (B,) if "B" in priority else (I, W))
-    return schedule_of(_Greedy(facts, priority).words, workload, "greedy")
+    backward = (B,) if "B" in priority else (I, W)
+    greedy_run = _Greedy(ProblemData(workload, backward), priority)
+    return schedule_of(greedy_run.orders, workload, "greedy")
 
 
 class _Greedy(EventScheduler):
-    def __init__(self, facts: Facts, priority: str) -> None:
-        super().__init__(facts)
+    def __init__(self, problem: ProblemData, priority: str) -> None:
+        super().__init__(problem)
         self.kinds = list(map(ActionKind, priority))
         self.run_all()
 
-    def choose(self, rank: int, now: float) -> Cell | None:
+    def choose(self, rank: int, now: float) -> Op | None:
         oldest, left = self.forwards_left(rank)
         for kind in self.kinds:
-            own = (s for s in self.facts.own[rank] if self.next_at((kind, s)) <= now)
-            there = [(self.done[kind, s], s) for s in own]
-            if there:
-                k, stage = min(there)
-                if kind is not F or self.fits(rank, 1 if k == oldest else 1 + left):
+            stages = self.problem.stages_of[rank]
+            ready = [s for s in stages if self.next_at((kind, s)) <= now]
+            if ready:
+                k, stage = min((self.done[kind, s], s) for s in ready)
+                amount = 1 if k == oldest else 1 + left
+                if kind is not F or self.fits(rank, amount):
                     return kind, stage
         return None

@@ -23,7 +23,7 @@ from __future__ import annotations
 from math import inf
 
 from minipipe.core.schedules.action import F, I, W
-from minipipe.search.clock import Cell, Clock, Facts
+from minipipe.search.clock import Clock, Op, ProblemData
 
 
 class Sweeps(Clock):
@@ -31,7 +31,7 @@ class Sweeps(Clock):
 
     Parameters
     ----------
-    facts : Facts
+    problem : ProblemData
     may_wait : bool
         Before its first I, a rank runs no F that would delay it, and waits instead.
     gradients_first : bool
@@ -49,22 +49,28 @@ class Sweeps(Clock):
     """
 
     def __init__(
-        self, facts: Facts, may_wait: bool, gradients_first: bool, fills_gaps: bool
+        self,
+        problem: ProblemData,
+        may_wait: bool,
+        gradients_first: bool,
+        fills_gaps: bool,
     ) -> None:
-        super().__init__(facts)
+        super().__init__(problem)
         self.may_wait = may_wait
         self.gradients_first = gradients_first
         self.fills_gaps = fills_gaps
-        self._stages = range(len(facts.rank_of))
-        self._waited = [0.0] * len(facts.own)
-        self.is_complete = all(map(self._sweep, range(facts.num_microbatches)))
-        for rank in range(len(facts.own)):
+        self._stages = range(len(problem.rank_of))
+        self._waited = [0.0] * len(problem.stages_of)
+        self.is_complete = all(map(self._sweep, range(problem.num_microbatches)))
+        for rank in range(len(problem.stages_of)):
             while self._run_weight(rank):
                 pass
 
     def _sweep(self, number: int) -> bool:
         """Go down and up once; tell whether all of it fits."""
-        counts = self._later_forwards() if number else [1 for _ in self._stages]
+        counts = [1] * len(self._stages)
+        if number > 0:
+            counts = self._later_forwards()
         if not self._run_forwards(counts):
             return False
         if not number and not self._run_forwards(self._warm_up()):
@@ -72,8 +78,8 @@ class Sweeps(Clock):
         return all(self._run_when_there((I, stage)) for stage in reversed(self._stages))
 
     def _run_forwards(self, counts: list[int]) -> bool:
-        cells = ((F, stage) for stage in self._stages for _ in range(counts[stage]))
-        return all(map(self._run_when_there, cells))
+        ops = ((F, stage) for stage in self._stages for _ in range(counts[stage]))
+        return all(map(self._run_when_there, ops))
 
     # -- how many F --------------------------------------------------------------------
 
@@ -86,18 +92,21 @@ class Sweeps(Clock):
         it arrives with F. Their inputs come from the stage before, which therefore runs
         one more F, if there is one more.
         """
-        facts = self.facts
+        problem = self.problem
         free = self.free[:]
         held = self.held[:]
         gradient = self.next_at((I, self._stages[-1]))
         counts = [0 for _ in self._stages]
-        most = facts.num_microbatches - 1
+        most = problem.num_microbatches - 1
         for stage in reversed(self._stages):
-            rank = facts.rank_of[stage]
-            forward = facts.steps[F, stage]
-            backward = facts.steps[I, stage]
+            rank = problem.rank_of[stage]
+            forward = problem.steps[F, stage]
+            backward = problem.steps[I, stage]
             while counts[stage] < most:
-                if held[rank] + forward.change + backward.during > facts.room[rank]:
+                if (
+                    held[rank] + forward.change + backward.during
+                    > problem.capacity[rank]
+                ):
                     break
                 if free[rank] >= gradient and not self.may_wait:
                     break
@@ -105,12 +114,12 @@ class Sweeps(Clock):
                     break
                 counts[stage] += 1
                 held[rank] += forward.change
-                free[rank] += forward.time + facts.overhead
+                free[rank] += forward.time + problem.overhead
             begin = max(free[rank], gradient)
             gradient = begin + backward.time + backward.in_flight
         for stage, before in zip(self._stages[1:], self._stages):
-            there = max(counts[before] - (counts[stage] < most), 0)
-            counts[stage] = min(counts[stage], there)
+            inputs = max(counts[before] - (counts[stage] < most), 0)
+            counts[stage] = min(counts[stage], inputs)
         return counts
 
     def _later_forwards(self) -> list[int]:
@@ -122,7 +131,7 @@ class Sweeps(Clock):
         is_skipped = False
         after = self._stages[-1]
         for stage in reversed(self._stages):
-            if self.done[F, stage] < self.facts.num_microbatches:
+            if self.done[F, stage] < self.problem.num_microbatches:
                 if self.gradients_first and not is_skipped:
                     is_skipped = self._is_early(stage, after)
                 counts[stage] = int(not is_skipped)
@@ -134,9 +143,9 @@ class Sweeps(Clock):
 
         Then the consumer is far behind, and soon sends one.
         """
-        steps = self.facts.steps
+        steps = self.problem.steps
         done = self.done
-        rank_of = self.facts.rank_of
+        rank_of = self.problem.rank_of
         if done[F, stage] < done[F, after] + 2:
             return False
         gradient = self.free[rank_of[after]] + steps[F, after].time
@@ -148,7 +157,7 @@ class Sweeps(Clock):
         end = self.free[rank] + forward.time
         held = self.held[rank]
         for _ in range(done[I, stage] - done[W, stage]):
-            if held + forward.change <= self.facts.room[rank]:
+            if held + forward.change <= self.problem.capacity[rank]:
                 break
             end += weight.time
             held += weight.change
@@ -156,21 +165,20 @@ class Sweeps(Clock):
 
     # -- what a rank runs --------------------------------------------------------------
 
-    def _run_when_there(self, cell: Cell) -> bool:
-        """Run an F or an I, after each W that makes room for it or fills a gap.
-
-        False says that it does not fit.
+    def _run_when_there(self, op: Op) -> bool:
+        """Run an F or an I, after each W that frees memory for it or fills a gap; tell
+        whether it fits.
         """
-        rank = self.facts.rank_of[cell[1]]
-        while not self.fits(rank, self.facts.steps[cell].during):
+        rank = self.problem.rank_of[op[1]]
+        while not self.fits(rank, self.problem.steps[op].during):
             if not self._run_weight(rank):
                 return False
-        start = self.next_at(cell)
+        start = self.next_at(op)
         while self.free[rank] < start and self._run_weight(rank, start):
             pass
         if self.rows[rank]:
             self._waited[rank] += max(start - self.free[rank], 0.0)
-        self.run(rank, [cell])
+        self.run(rank, [op])
         return True
 
     def _run_weight(self, rank: int, before: float = inf) -> bool:
@@ -181,7 +189,7 @@ class Sweeps(Clock):
         oldest = self.oldest_weight(rank)
         if oldest is None:
             return False
-        end = self.free[rank] + self.facts.steps[W, oldest].time
+        end = self.free[rank] + self.problem.steps[W, oldest].time
         if end > before and not self.fills_gaps and self._can_afford(rank, before):
             return False
         self.run(rank, [(W, oldest)])

@@ -73,7 +73,9 @@ class Hosts(NamedTuple):
         """
         out = self.of_rank[source]
         into = self.of_rank[destination]
-        return None if out == into else (("out", out), ("into", into))
+        if out == into:
+            return None
+        return ("out", out), ("into", into)
 
 
 class Cores:
@@ -105,8 +107,9 @@ class Cores:
     def advance(self, time: float, is_end: bool) -> Iterator[Then]:
         """Let some time pass; yield what to do after each work that has ended."""
         if self.ends:
-            passed = self.clock + time * self.rate
-            self.clock = self.ends[0][0] if is_end else passed
+            self.clock += time * self.rate
+            if is_end:
+                self.clock = self.ends[0][0]
         while self.ends and self.ends[0][0] <= self.clock:
             yield heappop(self.ends)[2]
 
@@ -161,7 +164,7 @@ class Links:
 def fair_rates(links_of: Mapping[M, Sequence[Link]]) -> dict[M, float]:
     """Return the max-min fair rate of each message, a part of the bandwidth of a link.
 
-    None can get more without slowing a message that is no faster. Repeatedly, the link
+    No message can get more without slowing one that is no faster. Repeatedly, the link
     with the lowest rate per message is filled: its messages share its remaining
     bandwidth evenly.
 
@@ -177,19 +180,19 @@ def fair_rates(links_of: Mapping[M, Sequence[Link]]) -> dict[M, float]:
     >>> fair_rates({"x": [a], "y": [a, b], "z": [b], "w": [b], "v": [b]})
     {'y': 0.25, 'z': 0.25, 'w': 0.25, 'v': 0.25, 'x': 0.75}
     """
-    room = {link: 1.0 for links in links_of.values() for link in links}
-    users: dict[Link, list[M]] = {link: [] for link in room}
+    free = {link: 1.0 for links in links_of.values() for link in links}
+    users: dict[Link, list[M]] = {link: [] for link in free}
     for message, links in links_of.items():
         for link in links:
             users[link].append(message)
     rates: dict[M, float] = {}
     while users:
-        tightest = min(users, key=lambda link: room[link] / len(users[link]))
-        share = room[tightest] / len(users[tightest])
+        tightest = min(users, key=lambda link: free[link] / len(users[link]))
+        rate = free[tightest] / len(users[tightest])
         for message in users[tightest]:
-            rates[message] = share
+            rates[message] = rate
             for link in links_of[message]:
-                room[link] -= share
+                free[link] -= rate
         left = {link: [m for m in users[link] if m not in rates] for link in users}
         users = {link: messages for link, messages in left.items() if messages}
     return rates

@@ -76,10 +76,10 @@ class SharedClock(Plan):
         """Take a rank through its row."""
         length = len(self.rows[rank]) // num_steps
         for step in range(num_steps):
-            own = range(step * length, (step + 1) * length)
-            yield from self.run_step(rank, own)
+            positions = range(step * length, (step + 1) * length)
+            yield from self.run_step(rank, positions)
             if step < num_steps - 1:
-                yield from self.until((rank, position) for position in own)
+                yield from self.until((rank, position) for position in positions)
                 yield from self.change_step(rank, step, wait)
 
     def run_step(self, rank: int, positions: range) -> Process:
@@ -171,8 +171,8 @@ class SharedClock(Plan):
         self.behind[rank, lane] = [(rank, position)]
         if any(key not in self.known for key in keys):
             yield from self.until(keys)
-        given = [self.known[n + k] for n, _ in step.needs]
-        start = max(self.now, self.lanes.get((rank, lane), 0.0), *given)
+        times = [self.known[n + k] for n, _ in step.needs]
+        start = max(self.now, self.lanes.get((rank, lane), 0.0), *times)
         end = self.lanes[rank, lane] = start + step.duration
         self.note(rank, position, start, end)
         for number in step.gives:
@@ -263,7 +263,8 @@ class SharedClock(Plan):
         routes = [between(*pair) for pair in permutations(ranks, 2)]
         on_links = [links for links in routes if links and part]
         local = max(sum(between(a, b) is None for b in ranks) - 1 for a in ranks)
-        for _ in range(2 if len(ranks) > 1 else 0):
+        num_rounds = 2 if len(ranks) > 1 else 0
+        for _ in range(num_rounds):
             parts = [object() for _ in (None, *on_links)]
             self.start(self.travel(parts[0], None, 0.0, local * part + latency))
             for key, links in zip(parts[1:], on_links):

@@ -29,7 +29,7 @@ from minipipe.tuning.weighing import (
     Weighing,
     by_worth,
     candidates,
-    memory_size,
+    limit_of,
 )
 
 _MESSAGES = Spec(
@@ -143,7 +143,7 @@ def advise(
     check_question("advise", model, targets, loss)
     if messages != "assumed":
         _MESSAGES.check("messages", messages)
-    limit = inf if memory_limit is None else memory_size(memory_limit)
+    limit = limit_of(memory_limit)
     options = {"loss": loss, "seed": seed, "device": device}
     chosen = num_microbatches, chunks_per_rank, None, recompute
     question = Question(
@@ -152,10 +152,11 @@ def advise(
     check_num_layers(question, num_ranks)
     if messages is None:
         messages = messages_of_this_machine(num_ranks)
-    known = Messages() if isinstance(messages, str) else messages
-    if known.cores is None and num_cores() < num_ranks:
-        known = known._replace(cores=num_cores())
-    run = partial(measure, question, num_ranks, known, repeats=repeats)
+    elif isinstance(messages, str):
+        messages = Messages()
+    if messages.cores is None and num_cores() < num_ranks:
+        messages = messages._replace(cores=num_cores())
+    run = partial(measure, question, num_ranks, messages, repeats=repeats)
     cost_model = spawn(lambda group: run(), num_ranks=1)[0]
     return weigh(question, num_ranks, cost_model, seconds)
 
@@ -180,10 +181,10 @@ def checked_seconds(seconds: float | None, default: float) -> float:
     ArgumentError
         Code ``value``, for a negative or infinite time.
     """
-    seconds = default if seconds is None else seconds
-    return Spec(float, minimum=0, expected="a finite time, at least 0").check(
-        "seconds", seconds
-    )
+    if seconds is None:
+        return default
+    times = Spec(float, minimum=0, expected="a finite time, at least 0")
+    return times.check("seconds", seconds)
 
 
 def measure(
@@ -206,7 +207,7 @@ def measure(
     repeats : int
     """
     options = question.options
-    given = samples(question.inputs, "inputs")
+    num_samples = samples(question.inputs, "inputs").num_samples
     xp = backend.module_for(options.get("device", "cpu"), rank)
     batch = question.model, question.inputs, question.targets, options.get("loss")
     how = repeats, options.get("seed", 0), xp
@@ -214,8 +215,8 @@ def measure(
     counts = question.counts(num_ranks)
     layers = {count: measure_on_this_rank(*batch, count, *how) for count in counts}
     had, waited = (after - begun for after, begun in zip(core_times(), before))
-    share = waited / (had + waited) if waited else 0.0
-    return CostModel(layers, given.num_samples, messages, share)
+    part = waited / (had + waited) if waited else 0.0
+    return CostModel(layers, num_samples, messages, part)
 
 
 def weigh(
@@ -250,8 +251,8 @@ def weigh(
         layers = counted(len(question.model.flat_layers), "layer")
         sizes = f"{layers} on {counted(num_ranks, 'rank')}"
         chunks = f"chunks_per_rank={question.chunks_per_rank}"
-        given = f"{chunks} and partition={question.partition}"
-        message = f"No schedule fits {sizes} with {given}; leave one of these out."
+        options = f"{chunks} and partition={question.partition}"
+        message = f"No schedule fits {sizes} with {options}; leave one of these out."
         raise ArgumentError(message)
     own = _own_choice(weighing)
     return Advice(choices, cost_model, question.memory_limit, own)
@@ -262,29 +263,31 @@ def _named_choices(weighing: Weighing) -> list[Choice]:
     question = weighing.question
     num_ranks = weighing.num_ranks
     counts = weighing.cost_model.layers
-    is_limited = question.memory_limit < inf
-    cuts = ["time", "memory"] if is_limited else ["time"]
+    cuts = ["time"]
+    again = [False]
+    if question.memory_limit < inf:
+        cuts.append("memory")
+        again.append(True)
     if question.partition is not None:
         cuts = ["given"]
-    again = [question.recompute]
-    if question.recompute is None:
-        again = [False, True] if is_limited else [False]
-    forms = [(cut, bool(recompute)) for recompute in again for cut in cuts]
+    if question.recompute is not None:
+        again = [question.recompute]
+    forms = [(cut, recompute) for recompute in again for cut in cuts]
     num_layers = len(question.model.flat_layers)
-    every = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+    numbers = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     if question.replicas is not None:
-        every = [question.replicas]
+        numbers = [question.replicas]
     choices: list[Choice] = []
-    for replicas in every:
-        found = candidates(
+    for replicas in numbers:
+        fitting = candidates(
             num_ranks, num_layers, counts, question.chunks_per_rank, replicas
         )
         if question.replicas is None and replicas > 1:
             ranked = sorted(choices, key=by_worth)
             best = dict.fromkeys(choice.candidate.schedule for choice in ranked)
             names = {"1f1b", *[*best][:_REPLICATED]}
-            found = (each for each in found if each.schedule in names)
-        choices += weighing.named(found, forms)
+            fitting = (each for each in fitting if each.schedule in names)
+        choices += weighing.named(fitting, forms)
     return choices
 
 
@@ -296,12 +299,14 @@ def _own_choice(weighing: Weighing) -> Choice | None:
     counts = weighing.cost_model.layers
     if own is None or one is None or own.schedule.num_microbatches not in counts:
         return None
-    is_cut = not {"partition", "layer_costs"}.isdisjoint(question.own or ())
+    cut = "parameters"
+    if not {"partition", "layer_costs"}.isdisjoint(question.own or ()):
+        cut = "given"
     named = Candidate(
         one.schedule.name,
         own.schedule.num_microbatches,
         chunks_per_rank=len(one.schedule.stages_of(0)),
-        cut="given" if is_cut else "parameters",
+        cut=cut,
         recompute=bool(question.recompute),
         replicas=own.schedule.num_ranks // one.schedule.num_ranks,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -120,11 +120,11 @@ class GridReport:
     @cached_property
     def measured(self) -> list[Figures]:
         """The median time of a step, by device mesh."""
-        found = []
+        figures = []
         for row in self.rows:
             times = median(row["seconds"]), row["bubble"], row["update_seconds"]
-            found.append(Figures(row["grid"], *times))
-        return found
+            figures.append(Figures(row["grid"], *times))
+        return figures
 
     @cached_property
     def compiled(self) -> list[float]:
@@ -141,30 +141,32 @@ class GridReport:
     @cached_property
     def on_hosts(self) -> list[Figures]:
         """The same on several hosts; empty without."""
-        return self._over(self.hosts, self.link) if self.hosts else []
+        if not self.hosts:
+            return []
+        return self._over(self.hosts, self.link)
 
     def _over(self, hosts: int, link: Link) -> list[Figures]:
         size = len(self.rows[0]["ranks"]) // hosts
         count = self.task.microbatches
-        found = []
+        figures = []
         for row in self.rows:
             timeline = on_hosts(row, count, size, link)
             update = row["update_seconds"]
             step = timeline.makespan + update
-            found.append(Figures(row["grid"], step, timeline.bubble_fraction, update))
-        return found
+            figures.append(Figures(row["grid"], step, timeline.bubble_fraction, update))
+        return figures
 
     @cached_property
     def differing(self) -> list[str]:
         """The meshes whose losses differ from the first one by more than rounding."""
         first, *others = (row["losses"] for row in self.rows)
         close = CLOSE[self.task.dtype]
-        found = []
+        names = []
         for row, losses in zip(self.rows[1:], others):
             pairs = zip(losses, first)
             if not all(abs(a - b) <= close * abs(b) for a, b in pairs):
-                found.append(row["grid"])
-        return found
+                names.append(row["grid"])
+        return names
 
     @property
     def sentences(self) -> list[str]:
@@ -179,12 +181,12 @@ class GridReport:
         if self.are_threads:
             why = "Thread ranks share one interpreter, so their times do not show the"
             return [f"{why} fastest mesh; run under MPI."]
-        found = [*self._reasons(self.measured, "measured")]
-        found += [self._compared_with_compiled(), self._spread()]
+        texts = [*self._reasons(self.measured, "measured")]
+        texts += [self._compared_with_compiled(), self._spread()]
         if self.on_hosts:
             where = f"simulated on {counted(self.hosts or 1, 'host')}"
-            found += self._reasons(self.on_hosts, where)
-        return found + list(self._changes())
+            texts += self._reasons(self.on_hosts, where)
+        return texts + list(self._changes())
 
     def _reasons(self, figures: Sequence[Figures], how: str) -> Iterator[str]:
         """Yield the fastest mesh, and for each other one the part of its step with the
@@ -193,10 +195,12 @@ class GridReport:
         best, *others = ranked(figures)
         yield f"{best.grid} is the fastest ({how}): {_ms(best.seconds)} per step."
         for other in others:
-            more = {name: other.parts[name] - own for name, own in best.parts.items()}
+            parts = best.parts
+            more = {name: other.parts[name] - parts[name] for name in parts}
             cause = max(more, key=more.__getitem__)
-            of_other, of_best = (_ms(each.parts[cause]) for each in (other, best))
-            words = {
+            of_other = _ms(other.parts[cause])
+            of_best = _ms(parts[cause])
+            reason = {
                 "actions": f"its actions take {of_other} per rank instead of {of_best}",
                 "idle": f"its ranks are idle for {of_other} instead of {of_best}",
                 "optimiser": f"its optimiser takes {of_other} instead of {of_best}",
@@ -204,16 +208,15 @@ class GridReport:
             rows = (self._by_name[each.grid] for each in (other, best))
             sent, least = (most(row, _WITHIN_ACTIONS, "sent") for row in rows)
             if cause == "actions" and sent > least:
-                words += (
-                    f", which include sending {_size(sent)} instead of {_size(least)}"
-                )
+                sizes = f"{_size(sent)} instead of {_size(least)}"
+                reason += f", which include sending {sizes}"
             times = f"{other.seconds / best.seconds:.2f} times as long"
-            yield f"{other.grid} takes {times}: {words}."
+            yield f"{other.grid} takes {times}: {reason}."
 
     def _compared_with_compiled(self) -> str:
-        """Return what compile=True saves."""
+        """Return the times of steps with compile=True, relative to eager steps."""
         pairs = zip(self.measured, self.compiled)
-        ratios = [compiled / own.seconds for own, compiled in pairs]
+        ratios = [compiled / eager.seconds for eager, compiled in pairs]
         times = f"{min(ratios):.2f} to {max(ratios):.2f} times"
         return f"With compile=True a step takes {times} as long."
 
@@ -222,7 +225,7 @@ class GridReport:
         two meshes are noise.
         """
         steps = [row["seconds"] for row in self.rows]
-        spreads = [(max(own) - min(own)) / median(own) for own in steps]
+        spreads = [(max(times) - min(times)) / median(times) for times in steps]
         differ = f"differ by {median(spreads):.0%} (median)"
         differed = f"The slowest and the fastest step of one mesh {differ}"
         return f"{differed}; smaller differences between meshes are noise."
@@ -272,16 +275,16 @@ class GridReport:
     def notes(self) -> list[str]:
         """Notes about the figures."""
         left_out = self.left_out.items()
-        found = [f"left out: {name}: {reason}." for name, reason in left_out]
+        texts = [f"left out: {name}: {reason}." for name, reason in left_out]
         if self.hosts:
             speed = f"{self.link.bandwidth:g} bytes per second"
             link = f"latency {self.link.latency:g} s, {speed}"
             ranks = f"{counted(self.hosts, 'host')}, one core per rank"
-            found.append(f"on hosts: {ranks}, links between hosts: {link}.")
+            texts.append(f"on hosts: {ranks}, links between hosts: {link}.")
         if self.shares_cores:
             longer = "an action takes longer while other ranks compute"
-            found.append(f"The ranks share cores, so {longer}.")
-        return found
+            texts.append(f"The ranks share cores, so {longer}.")
+        return texts
 
     def __str__(self) -> str:
         sent = self._sizes("sent bytes", KINDS, "sent", {OTHER: ("sent", OTHER)})
@@ -294,13 +297,14 @@ class GridReport:
     def _times(self) -> str:
         """Return the table of measured and simulated times, also on hosts."""
         columns = {"": self.measured, "simulated ": self.simulated}
-        columns |= {"hosts ": self.on_hosts} if self.hosts else {}
+        if self.hosts:
+            columns["hosts "] = self.on_hosts
         head = [f"{how}{name}" for how in columns for name in ("ms", "idle")]
         cells = [["mesh", *head[:2], "compiled", *head[2:], "loss"]]
-        for row, compiled, *found in zip(self.rows, self.compiled, *columns.values()):
-            measured, *others = map(_cells, found)
-            own = [*measured, f"{1e3 * compiled:.2f}", *chain(*others)]
-            cells.append([row["grid"], *own, f"{row['losses'][0]:.6f}"])
+        for row, compiled, *figures in zip(self.rows, self.compiled, *columns.values()):
+            measured, *others = map(_cells, figures)
+            times = [*measured, f"{1e3 * compiled:.2f}", *chain(*others)]
+            cells.append([row["grid"], *times, f"{row['losses'][0]:.6f}"])
         return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def _sizes(
@@ -317,7 +321,7 @@ class GridReport:
         for row in self.rows:
             sizes = [most(row, [kind], whose) for kind in kinds]
             sizes += [most(row, kinds, of) for of in (whose, f"promised_{whose}")]
-            sizes += (most(row, own, of) for of, *own in beside.values())
+            sizes += (most(row, others, of) for of, *others in beside.values())
             cells.append([row["grid"], *(f"{size:,}" for size in sizes)])
         return text_table(cells, range(1, len(cells[0])), terminal_width())
 
@@ -342,7 +346,7 @@ class GridReport:
         """Return a bar for the fullest rank of each mesh."""
         bars = []
         for row in self.rows:
-            rank = max(row["ranks"], key=lambda own: _total(own, kinds, whose))
+            rank = max(row["ranks"], key=lambda each: _total(each, kinds, whose))
             parts = {_PARTS.get(kind, kind): rank[whose][kind] for kind in kinds}
             mark = _total(rank, kinds, f"promised_{whose}")
             bars.append(Bar(parts, _size(_total(rank, kinds, whose)), mark))
@@ -351,30 +355,30 @@ class GridReport:
     @property
     def data(self) -> dict[str, Any]:
         """The whole as plain data: seconds and bytes."""
-        found: dict[str, Any] = {"task": asdict(self.task)}
-        found["link"] = self.link._asdict()
+        content: dict[str, Any] = {"task": asdict(self.task)}
+        content["link"] = self.link._asdict()
         for name in ("where", "hosts", "left_out", "differing", "sentences"):
-            found[name] = getattr(self, name)
+            content[name] = getattr(self, name)
         for name in _HOW:
-            found[name] = [each._asdict() for each in getattr(self, name)]
-        return {**found, "grids": self.rows}
+            content[name] = [each._asdict() for each in getattr(self, name)]
+        return {**content, "grids": self.rows}
 
     def flat(self) -> list[dict[str, Any]]:
         """Return a row of figures for each rank of each mesh, for CSV."""
-        found = []
+        rows = []
         for i, row in enumerate(self.rows):
-            own = {name: row[name] for name in ("grid", *GridSizes._fields)}
-            own |= {"loss": row["losses"][0], "compiled_seconds": self.compiled[i]}
+            of_mesh = {name: row[name] for name in ("grid", *GridSizes._fields)}
+            of_mesh |= {"loss": row["losses"][0], "compiled_seconds": self.compiled[i]}
             for name in _HOW:
                 for figures in getattr(self, name)[i : i + 1]:
-                    own[f"{name}_seconds"] = figures.seconds
-                    own[f"{name}_idle"] = figures.bubble
+                    of_mesh[f"{name}_seconds"] = figures.seconds
+                    of_mesh[f"{name}_idle"] = figures.bubble
             for number, rank in enumerate(row["ranks"]):
-                found.append({**own, "rank": number})
+                rows.append({**of_mesh, "rank": number})
                 for whose in _WHOSE:
                     for kind, size in rank[whose].items():
-                        found[-1][f"{whose} {kind}"] = size
-        return found
+                        rows[-1][f"{whose} {kind}"] = size
+        return rows
 
 
 def _total(rank: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
@@ -382,10 +386,10 @@ def _total(rank: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
 
 
 def _bars_of_times(
-    figures: Sequence[Figures], marks: Sequence[Figures] | None = None
+    figures: Sequence[Figures], marks: Sequence[Figures] = ()
 ) -> list[Bar]:
-    ends = [None] * len(figures) if marks is None else [each.seconds for each in marks]
-    pairs = zip(figures, ends)
+    ends = (mark.seconds for mark in marks)
+    pairs = zip_longest(figures, ends)
     return [Bar(each.parts, _ms(each.seconds), end) for each, end in pairs]
 
 

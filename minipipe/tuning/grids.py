@@ -315,10 +315,10 @@ class _Runner:
         self._eager.step()
         pipeline.measures_memory = False
         peak = pipeline.timeline().peak_memory
-        own = list(pipeline.parameters())
+        parameters = list(pipeline.parameters())
         return {
-            "parameters": sum(parameter.nbytes for parameter in own),
-            "gradients": sum(parameter.grad.nbytes for parameter in own),
+            "parameters": sum(parameter.nbytes for parameter in parameters),
+            "gradients": sum(parameter.grad.nbytes for parameter in parameters),
             "optimiser_state": self._eager.optimiser.nbytes,
             "activations": int(peak[pipeline.group.rank]),
         }

@@ -51,7 +51,9 @@ def time_between_hosts(
         host = source // ranks_of_host
         if host != destination // ranks_of_host:
             leaving[host] = leaving.get(host, 0.0) + size
-    return link.latency + max(leaving.values()) / link.bandwidth if leaving else 0.0
+    if not leaving:
+        return 0.0
+    return link.latency + max(leaving.values()) / link.bandwidth
 
 
 Place = tuple[int, ...]  # the stage, the replica and the part of each layer of a rank

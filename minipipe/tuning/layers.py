@@ -123,11 +123,13 @@ def held_by_stage(
     >>> held_by_stage([first, second], [], recompute=True)
     (4, 16, 4)
     """
-    counted = [*layers, *loss]
+    parts = [*layers, *loss]
     lies_in: dict[Hashable, tuple[Hashable, int]] = {}
     lies_in |= dict.fromkeys(batch or (), ("batch", 0))
-    lies_in |= {} if came is None else came.where("message")
-    lies_in |= {} if came_back is None else came_back.where("gradient message")
+    if came is not None:
+        lies_in |= came.where("message")
+    if came_back is not None:
+        lies_in |= came_back.where("gradient message")
 
     def num_bytes(held: Sequence[Buffers]) -> int:
         """Return the bytes of buffers that may occur several times."""
@@ -138,18 +140,24 @@ def held_by_stage(
         return sum(sizes.values())
 
     has_graph = any(part.has_graph for part in layers)
-    kept = [layers[0].inputs.buffers] if recompute and has_graph else []
-    recomputed = layers if recompute else counted
-    held = loss if recompute else counted
-    activation = num_bytes([*kept, *(part.after_forward for part in held)])
+    held = [part.after_forward for part in parts]
+    recomputed: Sequence[Holding] = parts
+    if recompute:
+        held = [part.after_forward for part in loss]
+        recomputed = layers
+        if has_graph:
+            held.append(layers[0].inputs.buffers)
+    activation = num_bytes(held)
     # Backward recomputes the last layer first, while the layers before it still hold
     # their activations.
     during = []
     for i, part in enumerate(recomputed):
         before = [other.after_forward for other in recomputed[: i + 1]]
         during.append(num_bytes(before) + part.transient)
-    transient = max(0, max(during) - activation) if has_graph else 0
-    return activation, num_bytes([part.after_input for part in counted]), transient
+    transient = 0
+    if has_graph:
+        transient = max(0, max(during) - activation)
+    return activation, num_bytes([part.after_input for part in parts]), transient
 
 
 _HEAD = (
@@ -250,17 +258,20 @@ class MeasuredLayers(Sequence[LayerCosts]):
         self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None
     ) -> None:
         self._layers = layers
-        self._holdings = [found.holding for found in measured]
+        self._holdings = [profile.holding for profile in measured]
         names = [layer.brief() for layer in layers]
         names.append(getattr(loss, "__qualname__", type(loss).__name__))
-        sizes = [(own.num_parameters, _num_bytes(own)) for own in layers]
+        sizes = [(layer.num_parameters, _num_bytes(layer)) for layer in layers]
         self._rows: list[LayerCosts] = []  # the loss at the end, if there is one
-        for name, found, size in zip(names, measured, [*sizes, (0, 0)]):
-            batch = None if self._rows else found.holding.inputs.buffers
-            held = held_by_stage([found.holding], [], batch=batch)
-            passes = found.message_size, bool(found.holding.gradients.buffers)
-            self._rows.append(LayerCosts(name, *found.times, *held, *passes, *size))
-        self.loss = self._rows[-1] if loss is not None else None
+        for name, profile, size in zip(names, measured, [*sizes, (0, 0)]):
+            holding = profile.holding
+            batch = None if self._rows else holding.inputs.buffers
+            held = held_by_stage([holding], [], batch=batch)
+            passes = profile.message_size, bool(holding.gradients.buffers)
+            self._rows.append(LayerCosts(name, *profile.times, *held, *passes, *size))
+        self.loss: LayerCosts | None = None
+        if loss is not None:
+            self.loss = self._rows[-1]
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -293,9 +304,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
         :meth:`minipipe.Plan.memory` does.
         """
         if len(self) != len(plan.layers):
-            own = f"These are figures of {counted(len(self), 'layer')}"
-            given = f"the plan has {len(plan.layers)}"
-            raise ArgumentError(f"{own}, but {given}; measure the plan's own model.")
+            measured = f"These are figures of {counted(len(self), 'layer')}"
+            problem = f"{measured}, but the plan has {len(plan.layers)}"
+            raise ArgumentError(f"{problem}; measure the model of the plan.")
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
         pairs = ((cut.message_size, cut.returns_gradient) for cut in cuts)
@@ -342,18 +353,20 @@ class MeasuredLayers(Sequence[LayerCosts]):
         ... )
         ((120, 120), (120,))
         """
-        given = list(partition)
-        parts = check_partition(given, len(self), len(given))
+        ranges = list(partition)
+        parts = check_partition(ranges, len(self), len(ranges))
         rows = [self._rows[self._with_loss(part)] for part in parts]
-        forward = [sum(row.forward for row in own) for own in rows]
-        backward_input = [sum(row.backward_input for row in own) for own in rows]
+        forward = [sum(row.forward for row in stage) for stage in rows]
+        backward_input = [sum(row.backward_input for row in stage) for stage in rows]
+        backward_weight = [sum(row.backward_weight for row in stage) for stage in rows]
         if recompute:
             pairs = zip(backward_input, forward)
             backward_input = [time and time + again for time, again in pairs]
-        ranks = range(len(parts)) if placement is None else placement
+        if placement is None:
+            placement = range(len(parts))
         # Neighbouring stages on one rank need no message: a buffer received by one may
         # be part of the graph of another.
-        stages = groupby(range(len(parts)), list(ranks).__getitem__)
+        stages = groupby(range(len(parts)), list(placement).__getitem__)
         runs = [[parts[stage] for stage in run] for _, run in stages]
         held = []
         for run in runs:
@@ -365,7 +378,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         return Costs(
             forward=forward,
             backward_input=backward_input,
-            backward_weight=[sum(row.backward_weight for row in own) for own in rows],
+            backward_weight=backward_weight,
             message_size=[*sizes, 0],
             activation=activation,
             weight_activation=weight_activation,
@@ -379,7 +392,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
         """Return the positions of a stage's layers among the rows, with the loss if it
         follows.
         """
-        return slice(part.start, part.stop if part.stop < len(self) else None)
+        if part.stop == len(self):
+            return slice(part.start, None)
+        return slice(part.start, part.stop)
 
     def _held(
         self, part: range, recompute: bool, first: int, end: int
@@ -387,12 +402,17 @@ class MeasuredLayers(Sequence[LayerCosts]):
         """Return the bytes that a stage holds, on a rank with the consecutive layers
         ``first`` to ``end - 1``.
         """
-        layers = self._holdings[part.start : part.stop]
-        loss = self._holdings[len(self) :] if part.stop == len(self) else []
-        came = self._holdings[first].inputs if first else None
-        came_back = self._holdings[end - 1].gradients if end < len(self) else None
-        batch = None if first else self._holdings[0].inputs.buffers
-        return held_by_stage(layers, loss, recompute, came, came_back, batch)
+        holdings = self._holdings[self._with_loss(part)]
+        layers = holdings[: len(part)]
+        loss = holdings[len(part) :]
+        received: dict[str, Any] = {}
+        if first == 0:
+            received["batch"] = self._holdings[0].inputs.buffers
+        else:
+            received["came"] = self._holdings[first].inputs
+        if end < len(self):
+            received["came_back"] = self._holdings[end - 1].gradients
+        return held_by_stage(layers, loss, recompute, **received)
 
     def balance(
         self,
@@ -447,7 +467,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
             held = [max(costs.activation, costs.weight_activation) for costs in self]
             kept = [sum(kept_bytes([layer], optimiser)) for layer in self._layers]
             pairs = list(zip(held, kept))
-            rows = [[count * own + fixed for own, fixed in pairs] for count in counts]
+            rows = [[count * each + fixed for each, fixed in pairs] for count in counts]
             return partition_by_stage_cost(rows, num_stages, placement)
         return partition_by_cost(self._amounts(by, recompute), num_stages, placement)
 
@@ -455,10 +475,12 @@ class MeasuredLayers(Sequence[LayerCosts]):
         Spec(str, choices=("time", "memory", "parameters"), code="name").check("by", by)
         if by == "parameters":
             return [costs.num_parameters for costs in self]
-        if not recompute:
-            return self.times
-        again = [own.forward if own.backward_input else 0.0 for own in self]
-        return [time + more for time, more in zip(self.times, again)]
+        times = self.times
+        if recompute:
+            for index, costs in enumerate(self):
+                if costs.backward_input:
+                    times[index] += costs.forward
+        return times
 
     # -- as a table --------------------------------------------------------------------
 

@@ -161,10 +161,10 @@ def check_question(
     check_model(model)
     check_loss(loss)
     if (loss is None) != (targets is None):
-        given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
-        raise ArgumentError(
-            f"{call} has {given}, but no {missing}; give both, or neither."
-        )
+        problem = "targets, but no loss"
+        if targets is None:
+            problem = "a loss, but no targets"
+        raise ArgumentError(f"{call} has {problem}; give both, or neither.")
 
 
 def measure_on_this_rank(
@@ -192,21 +192,19 @@ def measure_on_this_rank(
         for index in range(len(layers)):
             current_place().begin(0)
             values.append(stage_of(index).forward(0, values[-1])[0])
-        behind = values[-1] if loss is None else _NOTHING
-        wanted = zip(behind.arrays, behind.requires_grad)
-        ones = [
-            xp.ones_like(array) if requires_grad else None
-            for array, requires_grad in wanted
-        ]
+        outputs = values[-1] if loss is None else _NOTHING
+        ones = []
+        for array, requires_grad in zip(outputs.arrays, outputs.requires_grad):
+            ones.append(xp.ones_like(array) if requires_grad else None)
         gradients = [Payload(ones, [], ())]
-        found = []
+        results = [*values[1:], None]  # the loss passes nothing on
+        profiles = []
         for index in reversed(range(len(layers) + (loss is not None))):
-            result = values[index + 1] if index < len(layers) else None
-            passing = _Passing(values[index], result, gradients)
+            passing = _Passing(values[index], results[index], gradients)
             profile, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
-            found.append(profile)
+            profiles.append(profile)
             gradients.append(gradient)
-    return MeasuredLayers(layers, found[::-1], loss)
+    return MeasuredLayers(layers, profiles[::-1], loss)
 
 
 class _Passing(NamedTuple):
@@ -247,14 +245,14 @@ def _first_microbatch(
 ) -> Batch:
     """Return the first microbatch of a batch, in memory of its own."""
     x = samples(inputs, "inputs", plan.dtypes["inputs"], xp)
-    y = None
+    read = [x]
     if loss is not None:
         y = samples(targets, "targets", plan.dtypes["targets"], xp)
-    if y is not None and y.num_samples != x.num_samples:
-        counts = f"{x.num_samples} inputs, but {y.num_samples} targets"
-        message = f"There are {counts}; expected one for each."
-        raise MicrobatchError("wrong-number", message)
-    read = [x] if y is None else [x, y]
+        read.append(y)
+        if y.num_samples != x.num_samples:
+            counts = f"{x.num_samples} inputs, but {y.num_samples} targets"
+            message = f"There are {counts}; expected one for each."
+            raise MicrobatchError("wrong-number", message)
     sizes = sizes_of(x.num_samples, num_microbatches, *read)
     first_x, *first_y = (_copied(each.cut(sizes)[0]) for each in read)
     objective = BatchObjective(loss)
@@ -282,7 +280,7 @@ def _measure(
             actions.run(kind)
             backend.synchronise(xp)
             times[kind].append(perf_counter() - start)
-    medians: Any = (median(spent) if spent else 0.0 for spent in times.values())
+    medians: Any = (median(spent or [0.0]) for spent in times.values())
     return LayerProfile(tuple(medians), holding, passing.size), returned
 
 
@@ -300,13 +298,15 @@ class _Actions:
         self._received = passing.received
         self._batch = batch
         self._gradient = None if stage.is_last else passing.gradients[-1]
-        self.kinds: tuple[ActionKind, ...] = (F,)
-        if stage.has_backward:
-            self.kinds = (F, I) if stage.is_frozen else (F, I, W)
+        self.kinds: tuple[ActionKind, ...] = (F, I, W)
+        if stage.is_frozen:
+            self.kinds = (F, I)
+        if not stage.has_backward:
+            self.kinds = (F,)
         self.held: Any = None
 
     def run(self, kind: ActionKind) -> Payload:
-        """Run one of them; return what it passes on."""
+        """Run one of them; return the values that it passes on."""
         stage = self._stage
         held = self.held
         self.held = None
@@ -355,8 +355,10 @@ class _Identities:
         """Return the bytes of buffers by their marked identities."""
         marked: dict[Hashable, int] = {}
         for buffer, size in buffers.items():
-            key = self._same.get(buffer, buffer)
-            marked[key if key in self._known else (self._stage, key)] = size
+            key: Hashable = self._same.get(buffer, buffer)
+            if key not in self._known:
+                key = (self._stage, key)
+            marked[key] = size
         return marked
 
 
@@ -402,13 +404,14 @@ def _held(
 
 def _passed(payload: Payload) -> Passed:
     arrays = [array for array in payload.arrays if array is not None]
-    own = map(buffer_of, arrays)
-    buffers: Buffers = {id(buffer): backend.num_bytes(buffer) for buffer in own}
+    distinct = map(buffer_of, arrays)
+    buffers: Buffers = {id(buffer): backend.num_bytes(buffer) for buffer in distinct}
     if not arrays:
         return Passed(buffers, 0)
     message = payload.to_message(may_be_on_device=True)
-    # one array is sent as it is
-    return Passed(buffers, 0 if message is arrays[0] else backend.num_bytes(message))
+    if message is arrays[0]:  # one array is sent as it is
+        return Passed(buffers, 0)
+    return Passed(buffers, backend.num_bytes(message))
 
 
 def _buffer(array: Array | None) -> int:
@@ -569,7 +572,7 @@ def measured_partition(
     check_model(model)
     others = {name: options[name] for name in options.keys() - {"partition", "sample"}}
     schedule = Plan(model, num_ranks=group.size, **others).schedule
-    found = None
+    ends = None
     if group.rank == 0:
         inputs, targets = batch_of(options.get("sample"), 'partition="measured"')
         xp = backend.module_for(device, group.local_rank)
@@ -577,6 +580,6 @@ def measured_partition(
             model, inputs, targets, loss, schedule.num_microbatches, REPEATS, seed, xp
         )
         parts = layers.balance(schedule=schedule, recompute=recompute)
-        found = [part.stop for part in parts]
-    ends = objects.broadcast(group, 0, found, 'partition="measured"')
+        ends = [part.stop for part in parts]
+    ends = objects.broadcast(group, 0, ends, 'partition="measured"')
     return [range(start, end) for start, end in zip([0, *ends], ends)]

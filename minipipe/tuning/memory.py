@@ -154,9 +154,8 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
     for ranks in walk.rounds:
         actions = [next(heads[rank]) for rank in ranks]
         for sign, value_of in ((-1, Value.consumed_by), (1, Value.produced_by)):
-            for value in map(value_of, actions):
-                cut = -1 if value is None else value.cut
-                if value is not None and 0 <= cut < len(crosses) and crosses[cut]:
+            for value in filter(None, map(value_of, actions)):
+                if 0 <= value.cut < len(crosses) and crosses[value.cut]:
                     size = sizes[value.cut][value.direction is Direction.BACKWARD]
                     held[schedule.rank_of(value.stage, value.microbatch)] += sign * size
         most = list(map(max, most, held))

@@ -24,7 +24,6 @@ from collections.abc import (
 )
 from dataclasses import replace
 from itertools import chain
-from math import inf
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -45,7 +44,7 @@ from minipipe.tuning.measuring import batch_of, measured_partition
 from minipipe.tuning.memory import MakeOptimiser
 from minipipe.tuning.report import Advice, AdviceReport, ChosenPlan
 from minipipe.tuning.stages import measure_messages
-from minipipe.tuning.weighing import Choice, Question, described, memory_size
+from minipipe.tuning.weighing import Choice, Question, described, limit_of
 
 # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at
 # most 1.00
@@ -88,7 +87,9 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
     """
     if group.rank or sys.stderr is None:  # as in a daemon
         return silent
-    if not (is_terminal(sys.stderr) if progress is None else progress):
+    if progress is None:
+        progress = is_terminal(sys.stderr)
+    if not progress:
         return silent
     return lambda line: print(f"{MARK}{line}", file=sys.stderr, flush=True)
 
@@ -198,21 +199,22 @@ def chosen(
         Code ``memory``: on rank 0, if no choice is within the limit.
     """
     refused = {"layer_costs": layer_costs, "gradient_blocks": gradient_blocks}
-    for name, given in refused.items():
-        if given is not None:
+    for name, value in refused.items():
+        if value is not None:
             instead = "measures layers and chooses replicas"
             raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
-    inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
+    if sample is None:
+        sample = (None, None)
+    inputs, targets = batch_of(sample, _CALL)
+    if str(partition) == "measured":
+        partition = None
+    task = model, inputs, targets, others, optimiser
     question = Question(
-        model,
-        inputs,
-        targets,
-        others,
-        optimiser,
-        memory_limit=inf if memory_limit is None else memory_size(memory_limit),
+        *task,
+        memory_limit=limit_of(memory_limit),
         num_microbatches=num_microbatches and num_microbatches * (replicas or 1),
         chunks_per_rank=chunks_per_rank,
-        partition=None if str(partition) == "measured" else partition,
+        partition=partition,
         recompute=recompute or None,
         replicas=replicas,
     )
@@ -230,7 +232,7 @@ def _chosen_plan(
     advice = advice_on_ranks(
         question, group, make, "the ranks of this job", tell=teller(group, progress)
     )
-    best = None
+    best = []
     report = None
     if advice is not None:
         best = [advice.best]
@@ -306,7 +308,7 @@ def _with_times(
         field, num_kept = field_of(advice)
     best = f"the best {counted(len(field), 'choice')} in turns"
     tell(f"running {best}, for {seconds:g} s")
-    options = choices_of_rank_0(race.group, None if advice is None else field)
+    options = choices_of_rank_0(race.group, field)
     names = [described(choice.candidate) for choice in field]
     times = race.run(options, seconds, range(num_kept), tell, names)
     fastest = sorted(times, key=lambda number: median(times[number]))[:1]
@@ -322,7 +324,7 @@ def _with_times(
         return choice.ran(times.get(number))._replace(compiled=compiled.get(number))
 
     ran = list(map(ran_by, advice.choices))
-    own = None if advice.own is None else ran_by(advice.own)
+    own = advice.own and ran_by(advice.own)
     return Advice(ran, advice.measured, advice.memory_limit, own)
 
 
@@ -334,7 +336,7 @@ def field_of(advice: Advice) -> tuple[list[Choice], int]:
     microbatches, and of replicas, comes first: actions are slower if all ranks compute,
     by a factor that depends on the size of a microbatch and is not predicted.
     """
-    own = [] if advice.own is None else _allowed([advice.own])
+    own = _allowed(filter(None, [advice.own]))
     ranked = _allowed(advice.choices)
     best_of_count: dict[tuple[int, bool], Choice] = {}
     for choice in ranked:
@@ -398,14 +400,14 @@ class Race:
             Options of a pipeline.
         """
         pipeline = self._pipeline(choice)
-        found = []
+        seconds = []
         is_compiled = {**self.question.options, **choice}.get("compile")
         others = _UNTIL_COMPILED if is_compiled else 1
         for _ in range(others + _STEPS):
             self.group.barrier()
             pipeline.step(self.question.inputs, self.question.targets)
-            found.append(pipeline.timeline().makespan)
-        return found[others:]
+            seconds.append(pipeline.timeline().makespan)
+        return seconds[others:]
 
     def compiled(
         self, choices: Sequence[Mapping[str, Any]], numbers: Iterable[int]
@@ -415,14 +417,14 @@ class Race:
 
         Nothing runs if the steps of the benchmark were compiled already.
         """
-        found: dict[int, float] = {}
+        times: dict[int, float] = {}
         if self.question.options.get("compile"):
-            return found
+            return times
         for number in numbers:
             choice = {**choices[number], "compile": "where-possible"}
             turns = (self.turn(choice) for _ in range(_COMPILED_TURNS))
-            found[number] = median(chain.from_iterable(turns))
-        return found
+            times[number] = median(chain.from_iterable(turns))
+        return times
 
     def run(
         self,
@@ -453,8 +455,10 @@ class Race:
         times: dict[int, list[float]] = {}
         coming = turns(len(choices), seconds, times, kept)
         while True:
-            own = next(coming, None) if self.group.rank == 0 else None
-            number = objects.broadcast(self.group, 0, own, _CALL)
+            number = None
+            if self.group.rank == 0:
+                number = next(coming, None)
+            number = objects.broadcast(self.group, 0, number, _CALL)
             if number is None:
                 return times
             times.setdefault(number, []).extend(self.turn(choices[number]))
@@ -472,9 +476,9 @@ class Race:
         """
         if any(parameter() is not None for parameter in self._last_parameters):
             gc.collect()  # a layer of the user is part of a reference cycle
-        given = {**self.question.options, **choice}
-        given |= {"check_agreement": False, "check_finite": "off"}
-        pipeline = self._make(self.question.model, self.group, **given)
+        options = {**self.question.options, **choice}
+        options |= {"check_agreement": False, "check_finite": "off"}
+        pipeline = self._make(self.question.model, self.group, **options)
         self._last_parameters = list(map(ref, pipeline.parameters()))
         return pipeline
 
@@ -520,7 +524,8 @@ def turns(
         if rivals and perf_counter() - begun > _FIRST_TURNS * seconds:
             break
         yield choice
-        rivals += [choice] if choice not in kept else []
+        if choice not in kept:
+            rivals.append(choice)
     num_turns = 1
     while perf_counter() - begun < _FIRST_TURNS * seconds:
         num_turns += 1
@@ -539,7 +544,7 @@ def turns(
 
 
 def choices_of_rank_0(
-    group: ProcessGroup, choices: Sequence[Choice] | None
+    group: ProcessGroup, choices: Sequence[Choice]
 ) -> list[dict[str, Any]]:
     """Return the choices of rank 0 on every rank, as options of a pipeline: schedule,
     replicas, partition, recompute.
@@ -550,50 +555,52 @@ def choices_of_rank_0(
     ----------
     group : ProcessGroup
     choices : sequence of Choice
-        The choices on rank 0; None on other ranks.
+        Read on rank 0.
     """
-    own = None if choices is None else list(map(_as_data, choices))
-    return list(map(_as_options, objects.broadcast(group, 0, own, _CALL)))
+    data = objects.broadcast(group, 0, list(map(_as_data, choices)), _CALL)
+    return list(map(_as_options, data))
 
 
 def _as_data(choice: Choice) -> dict[str, Any]:
     schedule = choice.schedule
     ends = [part.stop for part in choice.partition]
-    found = {"name": schedule.name, "csv": schedule.to_csv(), "ends": ends}
-    found["frozen"] = sorted(schedule.frozen)
-    own = choice.candidate
-    return {**found, "recompute": own.recompute, "replicas": own.replicas}
+    data = {"name": schedule.name, "csv": schedule.to_csv(), "ends": ends}
+    data["frozen"] = sorted(schedule.frozen)
+    candidate = choice.candidate
+    return {**data, "recompute": candidate.recompute, "replicas": candidate.replicas}
 
 
 def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
     parts = [range(start, end) for start, end in zip([0, *data["ends"]], data["ends"])]
     schedule = Schedule.from_csv(data["csv"], data["name"])
     schedule = replace(schedule, frozen=frozenset(data["frozen"]))
-    found = {"schedule": schedule, "partition": parts}
-    return {**found, "recompute": data["recompute"], "replicas": data["replicas"]}
+    plan = {"schedule": schedule, "partition": parts}
+    return {**plan, "recompute": data["recompute"], "replicas": data["replicas"]}
 
 
-def _shared(group: ProcessGroup, given: Any) -> Any:
+def _shared(group: ProcessGroup, argument: Any) -> Any:
     """Return the inputs, or targets, of the lowest rank that has some, on every rank.
     Collective.
     """
-    has_some = objects.gather(group, given is not None, _CALL)
+    has_some = objects.gather(group, argument is not None, _CALL)
     if True not in has_some:
         return None
     root = has_some.index(True)
     sent = None
     if group.rank == root:
-        own = samples(given, "sample")
-        sent = {"is_cut": own.is_cut, "parts": list(map(_as_message, own.parts))}
-    found = objects.broadcast(group, root, sent, _CALL)
-    parts = list(map(_from_message, found["parts"]))
-    return Microbatches(parts) if found["is_cut"] else parts[0]
+        local = samples(argument, "sample")
+        sent = {"is_cut": local.is_cut, "parts": list(map(_as_message, local.parts))}
+    received = objects.broadcast(group, root, sent, _CALL)
+    parts = list(map(_from_message, received["parts"]))
+    if received["is_cut"]:
+        return Microbatches(parts)
+    return parts[0]
 
 
 def _as_message(part: Payload) -> dict[str, Any]:
     return {"payload": part.to_message(), "replicated": sorted(part.replicated)}
 
 
-def _from_message(found: Mapping[str, Any]) -> Any:
-    payload = Payload.from_message(found["payload"])
-    return as_given(payload._replace(replicated=frozenset(found["replicated"])))
+def _from_message(message: Mapping[str, Any]) -> Any:
+    payload = Payload.from_message(message["payload"])
+    return as_given(payload._replace(replicated=frozenset(message["replicated"])))

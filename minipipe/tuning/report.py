@@ -137,15 +137,17 @@ class Advice:
         """The measured times of the best choice and the program's own, if both ran."""
         best = self.best.measured
         own = self.own and self.own.measured
-        return None if best is None or own is None else (best, own)
+        if best is None or own is None:
+            return None
+        return best, own
 
     @property
     def reason(self) -> str:
         """Why the best choice is the best: sentences that compare rows of the table."""
-        found = [each.text for each in self._reasons]
+        texts = [each.text for each in self._reasons]
         if self._times and self._times[1] <= self._times[0]:
-            found.append("Your own choice is as fast; keep it.")
-        return " ".join(found)
+            texts.append("Your own choice is as fast; keep it.")
+        return " ".join(texts)
 
     @property
     def verdict(self) -> str:
@@ -163,8 +165,10 @@ class Advice:
     def summary(self) -> str:
         """The best choice in a line, with its predicted and measured figures."""
         best = self.best
-        ran = "" if best.measured is None else f", measured {_ms(best.measured)}"
-        return f"{described(best.candidate)}: predicted {_ms(best.time)} per step{ran}."
+        text = f"{described(best.candidate)}: predicted {_ms(best.time)} per step"
+        if best.measured is not None:
+            text += f", measured {_ms(best.measured)}"
+        return f"{text}."
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a plain dictionary for each choice: for csv, JSON or a data frame.
@@ -219,25 +223,30 @@ class Advice:
         """
         rows = [_HEAD]
         for first, *others in self._shown():
-            every = dict.fromkeys(each.candidate.schedule for each in (first, *others))
-            names = ", ".join(every)
-            count = f" (+{len(others)})" if others else ""
-            cells = _cells(first)
-            rows.append((names if names_all else f"{cells[0]}{count}", *cells[1:]))
-        rows += [] if self.own is None else [_cells(self.own, "yours: ")]
-        left_out = _HEAD.index("measured ms") if not self._num_run else len(_HEAD)
+            name, *cells = _cells(first)
+            if names_all:
+                alike = (each.candidate.schedule for each in (first, *others))
+                name = ", ".join(dict.fromkeys(alike))
+            elif others:
+                name += f" (+{len(others)})"
+            rows.append((name, *cells))
+        if self.own is not None:
+            rows.append(_cells(self.own, "yours: "))
+        left_out = len(_HEAD)
+        if self._num_run == 0:
+            left_out = _HEAD.index("measured ms")
         return [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
 
     def _ties(self) -> list[str]:
         """Return a line for each row of several schedules."""
-        found = []
+        lines = []
         for first, *others in self._shown():
             if others:
                 names = ", ".join(each.candidate.schedule for each in others)
                 verb = "has" if len(others) == 1 else "have"
                 row = f"{first.candidate.schedule} (+{len(others)})"
-                found.append(f"{row}: {names} {verb} the same figures.")
-        return found
+                lines.append(f"{row}: {names} {verb} the same figures.")
+        return lines
 
     def _measured_on(self) -> str:
         """Return the costs of messages, how many choices ran, and how noisy the machine
@@ -252,30 +261,31 @@ class Advice:
         if messages.cores is not None:
             cores = counted(float(f"{messages.cores:.3g}"), "core")
             takes += f"; the ranks share about {cores} (fitted)"
-        said = [f"{takes}."]
+        sentences = [f"{takes}."]
         if self._num_run:
             choices = counted(len(self.choices), "choice")
-            said.append(f"{self._num_run} of {choices} ran in turns.")
+            sentences.append(f"{self._num_run} of {choices} ran in turns.")
         if best.measured is not None:
             half = f"Half of the {counted(best.num_steps, 'step')} of the best"
-            said.append(f"{half} differ by up to {100 * best.spread:.1f} %.")
+            sentences.append(f"{half} differ by up to {100 * best.spread:.1f} %.")
         if self.measured.waited > _BUSY:
             waited = f"{100 * self.measured.waited:.0f} % of the layer measurements"
             others = f"during {waited}, other programs had the core"
-            said.append(f"The machine was busy: {others}.")
+            sentences.append(f"The machine was busy: {others}.")
         why = "they slice sequences, or update the weights more than once per batch"
-        said.append(f"Not considered, because {why}: {', '.join(names_left_out())}.")
-        return " ".join(said)
+        names = ", ".join(names_left_out())
+        sentences.append(f"Not considered, because {why}: {names}.")
+        return " ".join(sentences)
 
 
 def _alike(choices: Iterable[Choice]) -> list[list[Choice]]:
     """Return choices in groups whose rows differ in the schedule alone, in the order of
     their first ones.
     """
-    found: dict[tuple[str, ...], list[Choice]] = {}
+    groups: dict[tuple[str, ...], list[Choice]] = {}
     for choice in choices:
-        found.setdefault(_cells(choice)[1:], []).append(choice)
-    return list(found.values())
+        groups.setdefault(_cells(choice)[1:], []).append(choice)
+    return list(groups.values())
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
@@ -283,20 +293,26 @@ def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
     time.
     """
     candidate = choice.candidate
-    shares = (sum(choice.idle.get(each, 0.0) for each in of) for of in _IDLE.values())
+    idle = (sum(choice.idle.get(each, 0.0) for each in of) for of in _IDLE.values())
+    recomputes = "yes" if candidate.recompute else "no"
+    measured = ""
+    if choice.measured is not None:
+        measured = f"{1e3 * choice.measured:.3f}"
     memory = format_memory(max(choice.memory), "bytes")
+    if not choice.is_within_limit:
+        memory += " !"
     return (
         mark + candidate.schedule,
         str(candidate.chunks_per_rank),
         str(candidate.num_microbatches),
         str(candidate.replicas),
         candidate.cut,
-        "yes" if candidate.recompute else "no",
+        recomputes,
         f"{1e3 * choice.time:.3f}",
-        "" if choice.measured is None else f"{1e3 * choice.measured:.3f}",
+        measured,
         f"{100 * choice.bubble_fraction:.1f} %",
-        *(f"{100 * share:.1f}" for share in shares),
-        memory if choice.is_within_limit else f"{memory} !",
+        *(f"{100 * part:.1f}" for part in idle),
+        memory,
         f"{100 * choice.gap:.1f} %",
     )
 
@@ -332,15 +348,16 @@ def reasons(
     """
     within = [choice for choice in choices if choice.is_within_limit]
     allowed = sorted(within, key=by_worth)
-    found = list(_another(best, allowed))
-    found += [*_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
+    result = list(_another(best, allowed))
+    result += [*_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
     noise = _noise(best)
     is_said = False
     # the noise is of the best choice, so one sentence says it
-    for index, (text, other) in enumerate(found):
-        found[index] = Reason(text.replace(noise, "") if is_said else text, other)
+    for index, (text, other) in enumerate(result):
+        if is_said:
+            result[index] = Reason(text.replace(noise, ""), other)
         is_said |= noise in text
-    return found
+    return result
 
 
 def _noise(best: Choice) -> str:
@@ -376,10 +393,14 @@ def compared(best: Choice, other: Choice) -> str:
     both_ran = best.measured is not None and other.measured is not None
 
     def time(choice: Choice) -> float:
-        return (choice.measured or 0.0) if both_ran else choice.time
+        if both_ran:
+            return choice.measured or 0.0
+        return choice.time
 
     first, second = sorted((best, other), key=time)
-    less = 1 - time(first) / time(second) if time(second) else 0.0
+    less = 0.0
+    if time(second):
+        less = 1 - time(first) / time(second)
     name = _name(first, second)
     beside = _name(second, first)
     was = "is predicted"
@@ -424,15 +445,15 @@ def _spent(best: Choice, other: Choice) -> str:
     """
     spent = []
     for each in (best, other):
-        causes = {words: each.idle.get(cause, 0.0) for cause, words in _SPENT.items()}
+        causes = {label: each.idle.get(cause, 0.0) for cause, label in _SPENT.items()}
         parts = {"computing": 1 - each.bubble_fraction, **causes}
-        spent.append({words: each.time * part for words, part in parts.items()})
-    words = max(spent[0], key=lambda each: spent[1][each] - spent[0][each])
-    own, others = (f"{1e3 * each[words]:.3f}" for each in spent)
-    if best.time >= other.time or float(own) >= float(others):
+        spent.append({label: each.time * part for label, part in parts.items()})
+    label = max(spent[0], key=lambda each: spent[1][each] - spent[0][each])
+    of_best, of_other = (f"{1e3 * each[label]:.3f}" for each in spent)
+    if best.time >= other.time or float(of_best) >= float(of_other):
         return ""
-    instead = f"{own} ms instead of {others} ms"
-    return f"Predicted: in each step, a rank spends {instead} {words}, on average."
+    instead = f"{of_best} ms instead of {of_other} ms"
+    return f"Predicted: in each step, a rank spends {instead} {label}, on average."
 
 
 def _about_microbatches(
@@ -512,7 +533,7 @@ class AdviceReport(NamedTuple):
                     line += f"; with compile=True {_ms(choice.compiled)}"
                 lines.append(wrapped(line, terminal_width()))
         text = "\n".join([str(advice), *lines])
-        own = None if advice.own is None else advice.own.row()
+        own = advice.own and advice.own.row()
         data = {"best": advice.best.row(), "own": own, "reason": advice.reason}
         data |= {"measured": measured, "summary": advice.summary}
         return cls(text, {**data, "choices": advice.rows()})

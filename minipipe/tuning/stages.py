@@ -25,7 +25,7 @@ import socket
 import sys
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from itertools import chain
@@ -118,9 +118,11 @@ class CoreWatch:
         times = np.array(gathered)
         had, waited, wall = times.sum(axis=0)
         explained = 0.0
-        for number, num_cores in enumerate(() if hosts is None else hosts.cores):
-            ranks = np.equal(hosts.of_rank if hosts else (), number)
-            explained += max(0.0, ranks.sum() / num_cores - 1) * times[ranks, 0].sum()
+        if hosts is not None:
+            for number, num_cores in enumerate(hosts.cores):
+                ranks = np.equal(hosts.of_rank, number)
+                crowding = max(0.0, ranks.sum() / num_cores - 1)
+                explained += crowding * times[ranks, 0].sum()
         if group.rank == 0 and waited - explained > _MUCH * wall:
             sharing = ""
             if hosts:
@@ -161,11 +163,11 @@ def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
     usable: dict[str, set[int]] = {}  # by the name of a host
     own_host = [socket.gethostname(), sorted(cores())]
     gathered = objects.gather(group, own_host, "measure_costs")
-    for name, own in gathered:
-        usable.setdefault(name, set()).update(own)
+    for name, numbers in gathered:
+        usable.setdefault(name, set()).update(numbers)
     names = list(usable)
     of_rank = tuple(names.index(name) for name, _ in gathered)
-    hosts = Hosts(of_rank, tuple(float(len(own)) for own in usable.values()))
+    hosts = Hosts(of_rank, tuple(float(len(each)) for each in usable.values()))
     return hosts if hosts.are_shared(()) else None
 
 
@@ -380,7 +382,9 @@ def measure_memory(
         one runs.
     batch : Batch
     """
-    frozen = range(program.num_stages) if program.is_forward_only else program.frozen
+    frozen: Collection[int] = program.frozen
+    if program.is_forward_only:
+        frozen = range(program.num_stages)
     placement = next(iter(pipelines_of(program)))
     alone = freeze_stages(one_microbatch(placement, program.num_ranks), frozen)
     executor = make_executor(lower(alone))
@@ -440,7 +444,9 @@ def measure_costs(
         handlers = sums.handlers(handlers)
     executor = make_executor(program, handlers=handlers)
     hosts = crowded_hosts(executor.group, executor.xp)
-    clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
+    clocks: list[CoreClock] = []
+    if hosts is not None:
+        clocks.append(CoreClock(executor.program.num_stages))
     for clock in clocks:
         executor = make_executor(program, handlers=clock.handlers(handlers))
     watch = CoreWatch()
@@ -474,7 +480,9 @@ def _of_costs(schedule: Schedule) -> Schedule:
     Copies to a file are concurrent with computations. Updates, with their all-reduces,
     would change parameters.
     """
-    others = {O, L, U, REDUCE_GRAD} if U in schedule.kinds else {O, L}
+    others = {O, L}
+    if U in schedule.kinds:
+        others |= {U, REDUCE_GRAD}
     return schedule.without_kinds(lambda kind: kind.name in others)
 
 
@@ -560,10 +568,13 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     hosts = crowded_hosts(group, np)
     if group.rank:
         return Messages()
-    every = chain.from_iterable(own.tolist() for own in gathered)
-    latency, bandwidth = fit_messages([(size, time) for size, time in every])
-    all_cores = hosts.cores[0] if hosts is not None and len(hosts.cores) == 1 else None
-    cores = at_work.cores if isinstance(at_work.cores, float) else all_cores
+    pooled = chain.from_iterable(of_rank.tolist() for of_rank in gathered)
+    latency, bandwidth = fit_messages([(size, time) for size, time in pooled])
+    cores: float | None = None
+    if isinstance(at_work.cores, float):
+        cores = at_work.cores
+    elif hosts is not None and len(hosts.cores) == 1:
+        cores = hosts.cores[0]
     return Messages(
         max(latency, at_work.latency), bandwidth, at_work.overhead, cores, measured_on
     )
@@ -575,8 +586,9 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
     """
     group.barrier()
     second = first + 1
-    found = []
-    for size in _SIZES if group.rank in (first, second) else ():
+    quartiles = []
+    sizes = _SIZES if group.rank in (first, second) else ()
+    for size in sizes:
         array = np.zeros(size, np.uint8)
         times = []
         for _ in range(_REPEATS):
@@ -589,9 +601,9 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
             times.append((perf_counter() - start) / 2)
         # The lower quartile: another program on the core makes some messages late.
         if group.rank == first:
-            found.append((float(size), sorted(times)[_REPEATS // 4]))
+            quartiles.append((float(size), sorted(times)[_REPEATS // 4]))
     group.barrier()
-    return found
+    return quartiles
 
 
 def _costs_at_work(group: ProcessGroup) -> Costs:

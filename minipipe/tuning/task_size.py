@@ -49,12 +49,14 @@ def least_bytes(task: Task, grids: Sequence[GridSizes], num_ranks: int) -> int:
     """
     size = np.dtype(task.dtype).itemsize
     model = _COPIES * size * num_parameters(task)
-    models = sum(1 if sizes.fully_sharded else sizes.data for sizes in grids) * model
+    num_models = sum(sizes.data for sizes in grids if not sizes.fully_sharded)
+    num_models += sum(sizes.fully_sharded for sizes in grids)
     objects = len(grids) * task.layers * _BYTES_OF_A_BLOCK
     token = np.dtype(np.int64).itemsize
     tokens = len(grids) * num_ranks * 2 * task.batch * task.length * token
     scores = task.batch // task.microbatches * task.heads * task.length**2 * size
-    return num_ranks * BYTES_OF_A_RANK + models + objects + tokens + scores
+    ranks = num_ranks * BYTES_OF_A_RANK
+    return ranks + num_models * model + objects + tokens + scores
 
 
 def expected_seconds(

@@ -51,13 +51,17 @@ class Traffic:
         first_sum = 2 * plan.program.num_stages * plan.program.num_microbatches
 
         def of_pipeline(array: Any, tag: int) -> str:
-            return OTHER if tag < 0 else KINDS[2 * (tag >= first_sum)]
+            if tag < 0:
+                return OTHER
+            return KINDS[2 * (tag >= first_sum)]
 
         def of_data(array: Any, tag: int) -> str:
             return KINDS[3] if array.dtype.kind == "f" else OTHER
 
         def of_tensor(array: Any, tag: int) -> str:
-            return KINDS[1] if array.dtype.kind == "f" or has_label(array) else OTHER
+            if array.dtype.kind == "f" or has_label(array):
+                return KINDS[1]
+            return OTHER
 
         self._kinds: list[tuple[ProcessGroup, Callable[[Any, int], str]]] = [
             (grid.pipeline, of_pipeline),

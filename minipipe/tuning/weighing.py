@@ -34,6 +34,7 @@ from minipipe.schedules import (
     simulate,
 )
 from minipipe.schedules.analysis.workload import Workload, fits
+from minipipe.schedules.features import check_known
 from minipipe.schedules.registry import NUM_MICROBATCHES, default_of
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.tuning.layers import MeasuredLayers
@@ -47,12 +48,21 @@ _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)}
 
 
-def memory_size(given: Any) -> float:
+def limit_of(memory_limit: float | str | None) -> float:
+    """Return a limit of memory in bytes; infinite for None. Errors are as in
+    :func:`memory_size`.
+    """
+    if memory_limit is None:
+        return inf
+    return memory_size(memory_limit)
+
+
+def memory_size(amount: Any) -> float:
     """Return an amount of memory in bytes.
 
     Parameters
     ----------
-    given : str or number
+    amount : str or number
         Bytes, or text such as ``"500 MB"`` (of 1000 x 1000 bytes) or ``"2 GiB"`` (of
         1024 x 1024 x 1024).
 
@@ -66,15 +76,16 @@ def memory_size(given: Any) -> float:
     >>> memory_size("500 MB"), memory_size("1.5KiB"), memory_size(10)
     (500000000.0, 1536.0, 10.0)
     """
-    found = _AMOUNT.fullmatch(given) if isinstance(given, str) else None
-    amount = 0.0
-    if found and found[2].upper() in _UNITS:
-        amount = float(found[1]) * _UNITS[found[2].upper()]
-    elif isinstance(given, Real) and not isinstance(given, bool):
-        amount = as_float(given)
-    if not 0 < amount < float("inf"):
-        raise _MEMORY.refusal("memory_limit", given)
-    return amount
+    size = 0.0
+    if isinstance(amount, str):
+        match = _AMOUNT.fullmatch(amount)
+        if match and match[2].upper() in _UNITS:
+            size = float(match[1]) * _UNITS[match[2].upper()]
+    elif isinstance(amount, Real) and not isinstance(amount, bool):
+        size = as_float(amount)
+    if not 0 < size < inf:
+        raise _MEMORY.refusal("memory_limit", amount)
+    return size
 
 
 class CostModel(NamedTuple):
@@ -185,22 +196,26 @@ class Question:
         """
         if self.own is None:
             return None
-        replicas = self.own.get("replicas", 1)
-        ranks, copies = (num_ranks // replicas, 1) if of_one else (num_ranks, replicas)
-        return self.plan(num_ranks=ranks, **{**self.own, "replicas": copies})
+        options = {"replicas": 1, **self.own}
+        if of_one:
+            num_ranks //= options["replicas"]
+            options["replicas"] = 1
+        return self.plan(num_ranks=num_ranks, **options)
 
     def counts(self, num_ranks: int) -> list[int]:
         """Return the numbers of microbatches to measure: the requested one, the one of
         a divided batch, or several.
         """
-        given = samples(self.inputs, "inputs")
+        inputs = samples(self.inputs, "inputs")
         if self.num_microbatches is not None:
             return [self.num_microbatches]
-        if given.is_cut:
-            return [len(given.sizes)]
+        if inputs.is_cut:
+            return [len(inputs.sizes)]
         own = self.own_plan(num_ranks)
-        usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
-        return numbers_of_microbatches(given.num_samples, num_ranks, usual)
+        further = NUM_MICROBATCHES
+        if own is not None:
+            further = own.schedule.num_microbatches
+        return numbers_of_microbatches(inputs.num_samples, num_ranks, further)
 
 
 SEARCHED = "searched"
@@ -251,8 +266,9 @@ class Candidate(NamedTuple):
         ScheduleError
             Codes ``name`` and ``value``.
         """
-        default = default_of(REGISTRY[self.schedule], "chunks_per_rank")
-        chunks = None if self.chunks_per_rank == default else self.chunks_per_rank
+        chunks: int | None = self.chunks_per_rank
+        if chunks == default_of(REGISTRY[self.schedule], "chunks_per_rank"):
+            chunks = None  # not every schedule takes the option
         n = self.replicas
         return build(self.schedule, num_ranks // n, self.num_microbatches // n, chunks)
 
@@ -289,9 +305,13 @@ def candidates(
     """
     counts = list(counts)
     for name, builder in REGISTRY.items():
-        own = default_of(builder, "chunks_per_rank")
-        several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
-        for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
+        default = default_of(builder, "chunks_per_rank")
+        numbers: Sequence[int] = range(default, _MOST_CHUNKS + 1)
+        if chunks_per_rank is not None:
+            numbers = [chunks_per_rank]
+        elif default == 1:
+            numbers = [1]
+        for chunks in numbers:
             for count in counts:
                 candidate = Candidate(name, count, chunks, replicas=replicas)
                 if _fits(candidate, num_ranks, num_layers):
@@ -334,7 +354,7 @@ def names_left_out() -> list[str]:
 
 def _is_weighed(schedule: Schedule) -> bool:
     with suppress(ScheduleError):
-        schedule.check_known("the adviser", "replicas", "overlap")
+        check_known(schedule, "the adviser", "replicas", "overlap")
         return True
     return False
 
@@ -360,9 +380,11 @@ def numbers_of_microbatches(
     """
     most = min(num_samples, _MICROBATCHES_PER_RANK * num_ranks)
     doublings = range(most.bit_length())
-    found = {start << times for start in (1, num_ranks) for times in doublings}
-    usual = {own} if own and own <= num_samples else set()
-    return sorted({count for count in found if count <= most} | usual)
+    counts = {start << times for start in (1, num_ranks) for times in doublings}
+    counts = {count for count in counts if count <= most}
+    if own and own <= num_samples:
+        counts.add(own)
+    return sorted(counts)
 
 
 def models_for_search(
@@ -526,15 +548,19 @@ class Choice(NamedTuple):
     @property
     def gap(self) -> float:
         """How far the time is above the bound, relative to the bound."""
-        return self.time / self.bound - 1 if self.bound else 0.0
+        if not self.bound:
+            return 0.0
+        return self.time / self.bound - 1
 
     @property
     def options(self) -> dict[str, Any]:
         """The arguments for ``Pipeline(model, group, loss=…, **options)``."""
-        own = self.candidate
-        ran: dict[str, Any] = {"schedule": self.schedule, "replicas": own.replicas}
-        ran["partition"] = list(self.partition)
-        return {**ran, "recompute": own.recompute}
+        return {
+            "schedule": self.schedule,
+            "replicas": self.candidate.replicas,
+            "partition": list(self.partition),
+            "recompute": self.candidate.recompute,
+        }
 
     @property
     def program(self) -> Hashable:
@@ -617,7 +643,9 @@ class Weighing:
         """
         for candidate in candidates:
             schedule = candidate.build(self.num_ranks)  # replicas only multiply it
-            for cut, again in forms if self._fits(schedule) else ():
+            if not self._fits(schedule):
+                continue
+            for cut, again in forms:
                 form = candidate._replace(cut=cut, recompute=again)
                 choice = self.plan(form, self._cut(form, schedule), schedule)
                 yield choice
@@ -640,15 +668,15 @@ class Weighing:
         best = [candidate for candidate in ranked if candidate.replicas == 1]
         forms = dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best)
         num_layers = len(self.question.model.flat_layers)
-        wanted = []
+        searches = []
         for count, cut, again in list(forms)[:_FORMS]:
             for like in models_for_search(self.num_ranks, num_layers, count):
                 chunks = like.num_stages // like.num_ranks
                 searched = Candidate(SEARCHED, count, chunks, cut, again)
                 if self._fits(like):
-                    wanted.append((searched, like))
-        for searched, like in wanted:
-            yield from self._searched(searched, like, seconds / len(wanted))
+                    searches.append((searched, like))
+        for searched, like in searches:
+            yield from self._searched(searched, like, seconds / len(searches))
 
     def _searched(
         self, candidate: Candidate, model: Schedule, seconds: float
@@ -660,36 +688,36 @@ class Weighing:
         costs = self.cost_model.costs(like, candidate.recompute)
         memory = self._memory(like, candidate.recompute)
         most = self.question.memory_limit
-        free = [most - own.total + own.activations for own in memory]
+        free = [most - of_rank.total + of_rank.activations for of_rank in memory]
         # the search does not support frozen stages
         if like.schedule.frozen or min(free) <= 0:
             return
         limit = None if most == inf else free
         problem = costs.workload(model.placement, candidate.num_microbatches, limit)
-        found = searched_schedule(problem, seconds)
-        if found is not None and found.is_reproducible:
-            plan = self.question.plan(schedule=found, partition=like.partition)
-            yield self.plan(candidate, plan, found)
+        schedule = searched_schedule(problem, seconds)
+        if schedule is not None and schedule.is_reproducible:
+            plan = self.question.plan(schedule=schedule, partition=like.partition)
+            yield self.plan(candidate, plan, schedule)
 
     def _fits(self, schedule: Schedule) -> bool:
-        given = self.question.partition
-        return given is None or len(given) == schedule.num_stages
+        partition = self.question.partition
+        return partition is None or len(partition) == schedule.num_stages
 
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
         """Return the plan of a schedule, with the partition and the replicas of the
         candidate.
         """
         layers = self.cost_model.layers[candidate.num_microbatches]
-        given = self.question.partition
-        if given is None:
-            given = layers.balance(
+        partition = self.question.partition
+        if partition is None:
+            partition = layers.balance(
                 by=candidate.cut,
                 schedule=schedule,
                 optimiser=self.question.optimiser,
                 recompute=candidate.recompute,
             )
-        replicas = candidate.replicas
-        return self.question.plan(schedule=schedule, partition=given, replicas=replicas)
+        n = candidate.replicas
+        return self.question.plan(schedule=schedule, partition=partition, replicas=n)
 
     def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
         layers = self.cost_model.layers[plan.schedule.num_microbatches]
@@ -712,11 +740,13 @@ class Weighing:
         timeline = simulate(plan.schedule, costs)
         idle: dict[str, float] = {}
         for slot in (slot for row in timeline.idle for slot in row):
-            share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
-            idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
-        memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
+            part = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
+            idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + part
+        predicted = self._memory(plan, candidate.recompute)
+        memory = tuple(of_rank.total for of_rank in predicted)
         bound, bound_by = self._bound(plan, schedule, costs)
-        is_within_limit = all(fits(own, self.question.memory_limit) for own in memory)
+        limit = self.question.memory_limit
+        is_within_limit = all(fits(total, limit) for total in memory)
         return Choice(
             candidate,
             schedule,
@@ -740,15 +770,16 @@ class Weighing:
             alone = plan
             if n > 1:
                 alone = self.question.plan(schedule=schedule, partition=plan.partition)
-            share = None if cores is None else cores / n
-            return least_makespan(workload_of(alone.schedule, costs), share)
+            if cores is not None:
+                cores /= n
+            return least_makespan(workload_of(alone.schedule, costs), cores)
         times = costs.durations(plan.schedule.num_stages)
         rows = plan.schedule.without_sums().actions
         work = sum(times[kind][stage] for row in rows for stage, kind, _ in row)
-        has_few = cores is not None and cores < self.num_ranks
-        on_cores = f" on {cores:g} cores" if has_few else ""
-        why = f"All ranks together compute for {work:g}{on_cores}."
-        return work / min(self.num_ranks, cores or inf), why
+        why = f"All ranks together compute for {work:g}"
+        if cores is not None and cores < self.num_ranks:
+            why += f" on {cores:g} cores"
+        return work / min(self.num_ranks, cores or inf), f"{why}."
 
 
 def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
@@ -781,7 +812,9 @@ def by_worth(choice: Choice) -> tuple[bool, int, float, bool, int]:
 
     Choices that ran precede the others, which were predicted to be slower.
     """
-    time = choice.time if choice.measured is None else choice.measured
+    time = choice.time
+    if choice.measured is not None:
+        time = choice.measured
     is_searched = choice.candidate.schedule == SEARCHED
     is_beyond = not choice.is_within_limit
     return is_beyond, -choice.num_steps, time, is_searched, max(choice.memory)

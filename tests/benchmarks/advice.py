@@ -135,7 +135,7 @@ def choices_of(question, group, most, seconds):
     for choice in advice.choices if advice else []:
         programs.setdefault(choice.program, choice)
     choices = list(programs.values())[:most]
-    return choices, choices_of_rank_0(group, choices if advice else None)
+    return choices, choices_of_rank_0(group, choices if advice else [])
 
 
 def measure(race, every, rounds):

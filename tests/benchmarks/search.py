@@ -87,7 +87,7 @@ def measure(row, times, options):
     actions = 3 * workload.num_stages * workload.num_microbatches
     search = Search(workload, Objective.SPAN, bound.value, options.seed)
     best = search.run(evaluations=max(options.part * 10**7 / actions, 1))
-    schedule = schedule_of(best.run.words, workload, "found")
+    schedule = schedule_of(best.run.orders, workload, "found")
     value, found_by, least, proved_by = (
         best.value,
         best.found_by,

@@ -71,7 +71,7 @@ PATHS = [
 def here(tmp_path, monkeypatch):
     """Work in a folder with a thing of each kind, and start no job."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "PIPE_PATIENCE", 0.01)
+    monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.01)
     monkeypatch.setattr(edit.Page, "serve_forever", lambda page: None)
     monkeypatch.setattr(run, "become_supervisor", lambda: 0)
     for ending in ("", ".csv", ".json", ".svg", ".html", ".zip"):

@@ -6,8 +6,7 @@ from minipipe.core.balance import is_balanced
 from minipipe.core.flow import Flow
 from minipipe.core.legality import faults
 from minipipe.core.order import order
-from minipipe.core.schedules import one_f_one_b
-from minipipe.schedules import data_parallel, pipedream, recomputed
+from minipipe.schedules import data_parallel, one_f_one_b, pipedream, recomputed
 from tests.core.tables import legal_tables, lowered
 from tests.core.test_order import changed
 from tests.strategies import examples

@@ -9,6 +9,7 @@ import pytest
 from minipipe import Schedule, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
+from minipipe.schedules.features import rank_of_each_stage
 
 ALL = "0F0 0O0 0F1 0B1 0L0 0R0 0I0 0W0"
 
@@ -173,7 +174,8 @@ def test_who_searches_schedules_refuses_them_with_one_sentence():
     with pytest.raises(
         ScheduleError, match=r"\(such as 0R0\), which a search does not support; it can"
     ) as caught:
-        Schedule.from_text("F0 R0 B0 \n F0 B0", name="mine").one_rank_each("a search")
+        mine = Schedule.from_text("F0 R0 B0 \n F0 B0", name="mine")
+        rank_of_each_stage(mine, "a search")
     assert caught.value.code == "unsupported"
     assert "mine has actions that recompute or offload activations" in str(caught.value)
 

@@ -282,7 +282,7 @@ def test_slices_of_equal_length_may_take_longer_than_no_slices():
         (lambda: equal_work_cuts(8, 0, 0.5), "num_slices is 0"),
         (
             lambda: equal_work_cuts(8, 2, 1.5),
-            "attention is 1.5; expected its share of the work, from 0 to 1",
+            "attention is 1.5; expected its fraction of the work, from 0 to 1",
         ),
         (lambda: equal_work_cuts(8, 2, float("nan")), "attention is nan"),
         (lambda: slice_work((0, 4, 8), "half"), "attention is 'half'"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from minipipe import Action, Schedule, schedules, verify
 from minipipe.core.schedules.action import Slice
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text
+from minipipe.schedules.features import rank_of_each_stage
 from minipipe.schedules.transforms import (
     first_stages,
     freeze_stages,
@@ -291,9 +292,10 @@ def test_transformations_keep_slices(schedule):
 
 
 def test_a_search_refuses_slices():
-    error = refusal(lambda: Schedule.from_text(MINE).one_rank_each("a search"))
+    mine = Schedule.from_text(MINE)
+    error = refusal(lambda: rank_of_each_stage(mine, "a search"))
     assert (
         error.code == "unsupported"
         and "text splits sequences into 2 slices, which" in str(error)
     )
-    assert schedules.one_f_one_b(2, 4).one_rank_each("a search") == (0, 1)
+    assert rank_of_each_stage(schedules.one_f_one_b(2, 4), "a search") == (0, 1)

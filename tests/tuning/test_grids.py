@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import Costs, Pipeline, nn, simulate, spawn
-from minipipe.core.schedules import one_f_one_b
 from minipipe.execution.choosing import replicated
 from minipipe.parallel import reduction
+from minipipe.schedules import one_f_one_b
 from minipipe.schedules.simulation.paper_scale import Link
 from minipipe.tuning import traffic
 from minipipe.tuning.grid_report import MEMORY, GridReport

@@ -221,6 +221,6 @@ def test_the_best_choice_of_each_number_of_microbatches_and_replicas_races_first
 def test_choices_reach_other_ranks_as_options_of_a_pipeline():
     choices = weigh(invented.asked(), 2, invented.measured(4, [4]), 0).choices[:5]
     first, second = spawn(
-        lambda group: choices_of_rank_0(group, None if group.rank else choices), 2
+        lambda group: choices_of_rank_0(group, [] if group.rank else choices), 2
     )
     assert first == second == [dict(choice.options) for choice in choices]

@@ -608,7 +608,7 @@ def values(array: Array) -> np.ndarray:
     trace.
     """
     if hasattr(array, "note_call") and array.trace is not None:
-        array.trace.spoil("reads a value")
+        array.trace.graph_break("reads a value")
         return to_numpy(array.plain)
     return to_numpy(array)
 

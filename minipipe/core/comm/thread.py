@@ -61,7 +61,7 @@ class ThreadGroup(ProcessGroup):
     def _post_send(
         self, header: Header, array: np.ndarray, destination: int, tag: int
     ) -> Request:
-        box = self._name, self.name(), self.name(destination), tag
+        box = self._name, self._members[self.rank], self._members[destination], tag
         self._switchboard.post(box, header, backend.copy(array))
         return Done()
 
@@ -81,7 +81,7 @@ class ThreadGroup(ProcessGroup):
         return bool(self._letters(source, tag))
 
     def _letters(self, source: int, tag: int) -> Mailbox:
-        box = self._name, self.name(source), self.name(), tag
+        box = self._name, self._members[source], self._members[self.rank], tag
         return self._switchboard.letters(*box)
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:

@@ -6,7 +6,7 @@ then see how ``_bound`` and ``_step`` make a function of each instruction. Not o
 path: a ``Record`` is the result of a run, and ``activity`` the position of the rank,
 for error messages.
 
-It knows no kind of instruction by its name: handlers, stages and the group are given.
+It branches on no kind of instruction: handlers, stages and the group are given.
 """
 
 from __future__ import annotations

@@ -54,10 +54,10 @@ class ActionKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: Any) -> ActionKind:
-        """Return the member of a kind that a program has declared: Python asks for
-        those above first.
+        """Return the member of a kind that a program has declared. Python looks up the
+        members above first.
         """
-        # on demand: who runs a schedule needs no declarations
+        # on demand: a run of a schedule needs no declarations
         from minipipe.core.schedules.cells import KINDS, is_kind
 
         if not is_kind(value):
@@ -120,8 +120,8 @@ class Slice(NamedTuple):
 
 
 def number_of(microbatch: Any, num_slices: int) -> int:
-    """Return the number of a microbatch, or of a slice of a table with so many in each
-    sequence.
+    """Return the number of a microbatch, or of a slice in a table with ``num_slices``
+    slices in each sequence.
 
     Examples
     --------
@@ -150,11 +150,11 @@ def numbered(rows: Rows, num_slices: int) -> Rows:
     if num_slices == 1:
         return rows
     n = num_slices
-    found = []
+    result = []
     for row in rows:
         cells = [(stage, kind, s * n + i) for stage, kind, (s, i) in row]
-        found.append(tuple(map(new_action, cells)))
-    return tuple(found)
+        result.append(tuple(map(new_action, cells)))
+    return tuple(result)
 
 
 class Action(NamedTuple):
@@ -184,7 +184,7 @@ class Action(NamedTuple):
     microbatch: Any
 
     def __str__(self) -> str:
-        # it may be a letter
+        # the kind of an unchecked action may be a plain string
         if isinstance(self.kind, ActionKind) and self.kind.is_of_rank:
             return str(self.kind)
         return f"{self.stage}{self.kind}{self.microbatch}"

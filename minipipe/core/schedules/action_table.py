@@ -35,7 +35,6 @@ from minipipe.core.schedules.placement import (
     check_index,
     check_placement,
     in_replica_order,
-    ranks_in,
 )
 from minipipe.core.schedules.written import ShownInNotebooks as ShownInNotebooks
 from minipipe.core.schedules.written import Written, read_cells, stem_of
@@ -78,8 +77,8 @@ class ActionTable(Placed, Written):
         rows = (_as_actions(row, rank) for rank, row in enumerate(self.actions))
         self._set(actions=tuple(rows), frozen=frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
-            given = f"{quoted(self.num_microbatches)} microbatches"
-            message = f"{self.name!r} has {given}; expected a whole number."
+            count = f"{quoted(self.num_microbatches)} microbatches"
+            message = f"{self.name!r} has {count}; expected a whole number."
             raise ScheduleError.of(Code.PLACEMENT, message)
         if not self.actions or not self.placement or self.num_microbatches < 1:
             sizes = f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}"
@@ -131,48 +130,6 @@ class ActionTable(Placed, Written):
         """
         return numbered(self.actions, self.num_slices)
 
-    def check_known(self, reader: str, *known: str) -> None:
-        """Refuse features of the table that its reader does not support: all of
-        ``FEATURES`` except the known ones.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``unsupported`` or ``overlap``.
-        """
-        # on demand: most tables are never refused
-        from minipipe.schedules.features import FEATURES
-
-        for feature in FEATURES:
-            found = () if feature.name in known else feature.examples(self, known)
-            if found:
-                words = feature.words.format(found[0])
-                if words == feature.words:
-                    words += f" (such as {found[0]})"
-                what = f"{self.title} {words}, which {reader} does not support"
-                raise ScheduleError.of(feature.code, f"{what}; {feature.advice}")
-
-    def one_rank_each(self, reader: str) -> tuple[int, ...]:
-        """Return the rank of each stage, for a reader that supports no feature but
-        overlaps.
-        """
-        self.check_known(reader, "overlap")
-        return tuple(ranks_in(home)[0] for home in self.placement)
-
-    def without_overlaps(self, reader: str) -> Self:
-        """Return the table itself, for a reader that supports all features but
-        overlaps.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``overlap``.
-        """
-        if self.overlaps:
-            known = ("replicas", "slices", "updates", "recompute", "kinds")
-            self.check_known(reader, *known)
-        return self
-
     @cached_property
     def joined(self) -> dict[Action, Action]:
         """Maps each overlapped forward to the next action of its row, a B or I of
@@ -192,13 +149,15 @@ class ActionTable(Placed, Written):
         ... }
         {'0F1': '0B0'}
         """
-        found = {}
-        for row in self.actions if self.overlaps else ():
+        if not self.overlaps:
+            return {}
+        pairs = {}
+        for row in self.actions:
             for a, b in pairwise(row):
                 is_second = b.kind.declaration.is_second
                 if a in self.overlaps and is_second and a.microbatch != b.microbatch:
-                    found[a] = b
-        return found
+                    pairs[a] = b
+        return pairs
 
     @property
     @abstractmethod
@@ -254,7 +213,9 @@ class ActionTable(Placed, Written):
         split.
         """
         split = action._replace(kind=I)
-        return split if action.kind is B and split in self.first_rank_with else action
+        if action.kind is B and split in self.first_rank_with:
+            return split
+        return action
 
     @cached_property
     def is_reproducible(self) -> bool:
@@ -280,8 +241,8 @@ class ActionTable(Placed, Written):
         return table
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {**own, "_kept": {}}
+        state = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {**state, "_kept": {}}
 
 
 def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
@@ -295,7 +256,7 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
     """
     if not isinstance(given, kind or ActionTable):
         expected = "Schedule"
-        how = "schedules.build(name, num_ranks) makes one of a name"
+        how = "schedules.build(name, num_ranks) builds a named one"
         how += ", Schedule.from_file(path) reads one"
         if isinstance(given, ActionTable):
             how = f"the computations of a {type(given).__name__} are its .schedule"
@@ -307,8 +268,8 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
 
 
 def check_range(table: ActionTable) -> None:
-    """Refuse stages and microbatches that do not exist, quickly; the verifier says
-    where they are.
+    """Refuse stages and microbatches that do not exist, quickly. The verifier reports
+    their positions.
 
     Raises
     ------
@@ -321,19 +282,20 @@ def check_range(table: ActionTable) -> None:
     counts = {"stage": table.num_stages, "microbatch": table.num_microbatches}
     for part, (name, count) in zip((0, 2), counts.items()):
         for rank, row in enumerate(table.numbered):
-            own: Sequence[Action] = row
+            actions: Sequence[Action] = row
             if table.rank_kinds:
-                own = [action for action in row if action[1] not in table.rank_kinds]
-            numbers = set(map(itemgetter(part), own))
+                kinds = table.rank_kinds
+                actions = [action for action in row if action[1] not in kinds]
+            numbers = set(map(itemgetter(part), actions))
             if not all(0 <= number < count for number in numbers):
-                what = f"a {name} that is not among the {count}"
-                message = f"Rank {rank} names {what}; verify(schedule) says where."
+                problem = f"a {name} that is not among the {count}"
+                message = f"Rank {rank} names {problem}; verify(schedule) says where."
                 raise ScheduleError.of(Code.OUT_OF_RANGE, message, rank)
     pairs = table.num_stages * table.num_microbatches
-    actions = sum(map(len, table.actions))
-    if pairs > 100 * (actions + 100):
+    num_actions = sum(map(len, table.actions))
+    if pairs > 100 * (num_actions + 100):
         of = f"{counted(pairs, 'pair')} of stage and microbatch"
-        message = f"{table.title} has {counted(actions, 'action')} for {of}."
+        message = f"{table.title} has {counted(num_actions, 'action')} for {of}."
         message += " verify(schedule) says what is missing."
         raise ScheduleError.of(Code.MISSING, message)
     table._kept["is in range"] = True
@@ -353,13 +315,14 @@ def _as_actions(row: Iterable[Action | str], rank: int) -> tuple[Action, ...]:
 
 
 def _with_rank(cell: Any, rank: int) -> Any:
-    if not isinstance(cell, str):
-        return cell
-    from minipipe.core.schedules.cells import (
-        is_of_rank,  # on demand: as in Action.parse
-    )
+    if isinstance(cell, str):
+        from minipipe.core.schedules.cells import (
+            is_of_rank,  # on demand: as in Action.parse
+        )
 
-    return Action(rank, ActionKind(cell), 0) if is_of_rank(cell) else cell
+        if is_of_rank(cell):
+            return Action(rank, ActionKind(cell), 0)
+    return cell
 
 
 def _as_action(cell: Action | str) -> Action:
@@ -372,10 +335,9 @@ def _as_action(cell: Action | str) -> Action:
         return Action(index(stage), ActionKind(kind), number)
     except (TypeError, ValueError):
         # on demand: as in Action.parse
-        from minipipe.core.schedules.cells import expected_cell
+        from minipipe.core.schedules.cells import not_an_action
 
-        message = f"{quoted(cell)} is not an action. {expected_cell()}"
-        raise ScheduleError.of(Code.SYNTAX, message) from None
+        raise ScheduleError.of(Code.SYNTAX, not_an_action(cell)) from None
 
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
@@ -419,16 +381,17 @@ def _with_indices(
     """
     index = itemgetter(2)
     types = (set(map(type, map(index, row))) for row in rows)
-    if num_slices == 1 and not any(Slice in found for found in types):
+    if num_slices == 1 and not any(Slice in types_of_row for types_of_row in types):
         return rows
-    given = {index(action) for row in rows for action in row}
-    most = max((k.part + 1 for k in given if isinstance(k, Slice)), default=1)
+    indices = {index(action) for row in rows for action in row}
+    most = max((k.part + 1 for k in indices if isinstance(k, Slice)), default=1)
     n = max(most, num_slices)
-    if 1 < most < num_slices and len(given) == num_microbatches:
+    if 1 < most < num_slices and len(indices) == num_microbatches:
         whole = {Slice(*divmod(number, most)) for number in range(num_microbatches)}
-        n = most if given == whole else num_slices
-    numbers: dict[Any, Any] = dict(zip(given, given))
-    numbers |= {k: k.sequence * n + k.part for k in given if isinstance(k, Slice)}
+        if indices == whole:
+            n = most
+    numbers: dict[Any, Any] = dict(zip(indices, indices))
+    numbers |= {k: k.sequence * n + k.part for k in indices if isinstance(k, Slice)}
     if num_slices > 1:
         pairs = numbers.items()
         numbers = {k: Slice(*divmod(number, num_slices)) for k, number in pairs}
@@ -613,4 +576,6 @@ def schedule_of_text(
 def _of_its_kind(name: str, cells: Cells) -> Schedule | Program:
     kinds = {action.kind for row in cells.actions for action in row}
     is_program = any(kind.is_communication or kind.is_of_rank for kind in kinds)
-    return (Program if is_program else Schedule)(name, *cells)
+    if is_program:
+        return Program(name, *cells)
+    return Schedule(name, *cells)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 
-from minipipe.core.errors import Code, ScheduleError
+from minipipe.core.errors import Code, ScheduleError, quoted
+from minipipe.core.familiar import advised
 from minipipe.core.values import KINDS as KINDS
 
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
@@ -16,7 +17,7 @@ _WORD = re.compile(r"[A-Z_]{2,}", re.ASCII)
 
 
 def is_kind(name: object) -> bool:
-    """Whether there is a kind of that name: one of the core, of a pass, or of the
+    """Whether a kind of this name is declared: by the core, by a pass, or by the
     program.
 
     Examples
@@ -33,7 +34,7 @@ def is_kind(name: object) -> bool:
 
 
 def is_of_rank(cell: str) -> bool:
-    """Whether a cell is an instruction of the rank of its row, which is a word.
+    """Whether a cell is an instruction of the rank of its row: a kind alone.
 
     Examples
     --------
@@ -58,10 +59,8 @@ def split_cell(cell: str) -> tuple[int, str, int]:
     """
     match = _CELL.fullmatch(cell)
     if match is None or not is_kind(match[2]):
-        from minipipe.hints import not_an_action  # on demand: most cells are actions
-
-        message = f"{not_an_action(cell, is_cell, may_omit_stage)} {expected_cell()}"
-        raise ScheduleError.of(Code.SYNTAX, message)
+        hint = advised("hint_for_cell", cell, is_cell, may_omit_stage) or ""
+        raise ScheduleError.of(Code.SYNTAX, not_an_action(cell, hint))
     return int(match[1]), match[2], int(match[3])
 
 
@@ -78,8 +77,8 @@ def is_cell(cell: str) -> bool:
 
 
 def may_omit_stage(cell: str) -> bool:
-    """Whether a cell without a stage is an action if its rank has one stage: papers
-    write no messages so.
+    """Whether a cell without a stage is an action if its rank has one stage. Messages
+    need their stage.
 
     Examples
     --------
@@ -93,12 +92,15 @@ def may_omit_stage(cell: str) -> bool:
     return match is not None and is_kind(match[1]) and not KINDS[match[1]].message
 
 
-def expected_cell() -> str:
-    """Return the form of a cell, as the end of an error. Passes add further kinds,
-    which people seldom write.
+def not_an_action(cell: object, hint: str = "") -> str:
+    """Return a message about a cell that is not an action, with the form of a cell and
+    the kinds of the core. The kinds of passes are seldom written by hand.
     """
     from minipipe.passes.kinds import ADDED  # on demand, as above
 
-    own = (name for name, kind in KINDS.items() if not kind.of_rank)
-    kinds = ", ".join(name for name in own if name not in ADDED)
-    return f"Expected stage, kind and microbatch, such as 2F0; kinds: {kinds}."
+    of_stages = (name for name, kind in KINDS.items() if not kind.of_rank)
+    kinds = ", ".join(name for name in of_stages if name not in ADDED)
+    if isinstance(cell, str) and len(cell) > 40:  # perhaps a line of another format
+        cell = f"{cell[:40]}…"
+    expected = f"Expected stage, kind and microbatch, such as 2F0; kinds: {kinds}."
+    return f"{quoted(cell)} is not an action.{hint} {expected}"

@@ -247,9 +247,8 @@ def order_table(
     >>> print(*order_table(F, stages=[0, 2], groups=[range(0, 2), range(2, 4)]))
     0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3
     """
-    return [
-        Action(stage, kind, k) for group in groups for stage in stages for k in group
-    ]
+    pairs = [(stage, k) for group in groups for stage in stages for k in group]
+    return [Action(stage, kind, k) for stage, k in pairs]
 
 
 def microbatch_groups(
@@ -268,13 +267,13 @@ def microbatch_groups(
     >>> microbatch_groups(num_ranks=4, num_microbatches=9, group_size=8)
     [range(0, 9)]
     """
-    size = num_ranks if group_size is None else group_size
+    if group_size is None:
+        group_size = num_ranks
     advice = (
         f"With smaller groups the {num_ranks} ranks may wait for each other in a cycle."
     )
-    size = SCHEDULE_COUNT._replace(minimum=num_ranks, advice=advice).check(
-        "microbatch_group_size", size
-    )
+    sizes = SCHEDULE_COUNT._replace(minimum=num_ranks, advice=advice)
+    size = sizes.check("microbatch_group_size", group_size)
     count = max(1, num_microbatches // size)
     starts = [i * num_microbatches // count for i in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]

@@ -96,14 +96,17 @@ class Placed:
         another of its actions.
         """
         homes = enumerate(self.placement)
-        shared = {stage for stage, home in homes if len(ranks_in(home)) > 1}
+        replicated = {stage for stage, home in homes if len(ranks_in(home)) > 1}
         forwards: dict[tuple[int, int], int] = {}
         others: dict[tuple[int, int], int] = {}
-        rows = numbered(self.actions, self.num_slices) if shared else ()
+        if not replicated:
+            return others
+        rows = numbered(self.actions, self.num_slices)
         for rank, row in reversed([*enumerate(rows)]):
             for stage, kind, k in row:
-                if stage in shared and not kind.is_of_rank:
-                    (forwards if kind is F else others)[stage, k] = rank
+                if stage in replicated and not kind.is_of_rank:
+                    places = forwards if kind is F else others
+                    places[stage, k] = rank
         return others | forwards
 
     def crosses_ranks(self, stage: int) -> bool:
@@ -214,6 +217,19 @@ def ranks_in(home: int | tuple[int, ...]) -> tuple[int, ...]:
     return home if isinstance(home, tuple) else (home,)
 
 
+def home_on(ranks: Sequence[int]) -> int | tuple[int, ...]:
+    """Return the placement of a stage on ranks: the one rank, or all its replicas.
+
+    Examples
+    --------
+    >>> home_on([3]), home_on([0, 3])
+    (3, (0, 3))
+    """
+    if len(set(ranks)) == 1:
+        return ranks[0]
+    return tuple(ranks)
+
+
 def in_replica_order(
     placement: Placement, actions: Sequence[Sequence[Action]]
 ) -> tuple[int | tuple[int, ...], ...]:
@@ -243,7 +259,7 @@ def in_replica_order(
     homes: list[int | tuple[int, ...]] = []
     for s, home in enumerate(placement):
         ranks = sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r))
-        homes.append(tuple(ranks) if len(ranks) > 1 else ranks[0])
+        homes.append(home_on(ranks))
     return tuple(homes)
 
 
@@ -322,12 +338,12 @@ def check_counts(
         ...
     minipipe.errors.ScheduleError: [value] num_ranks is 0; expected a whole number, at least 1.
     """
-    given = {
+    counts = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
         "chunks_per_rank": chunks_per_rank,
     }
-    for name, value in given.items():
+    for name, value in counts.items():
         SCHEDULE_COUNT.check(name, value)
 
 
@@ -353,7 +369,7 @@ def check_sizes_of(title: str, *sizes: tuple[str, float | None, float]) -> None:
     Parameters
     ----------
     title : str
-        Of the table.
+        The title of the table.
     *sizes : (str, number or None, number)
         The name of a size, the requested one, and the table's.
 
@@ -362,11 +378,10 @@ def check_sizes_of(title: str, *sizes: tuple[str, float | None, float]) -> None:
     ScheduleError
         Code ``value``.
     """
-    for name, given, own in sizes:
-        if given not in (None, own):
-            raise misuse(
-                f"{name} is {given}, but {title} has {own:g}; leave {name} out."
-            )
+    for name, requested, size in sizes:
+        if requested not in (None, size):
+            problem = f"{name} is {requested}, but {title} has {size:g}"
+            raise misuse(f"{problem}; leave {name} out.")
 
 
 def check_size(num_stages: int, num_microbatches: int) -> None:
@@ -399,9 +414,9 @@ def check_two_chunks(
         raise misuse(f"chunks_per_rank is {chunks_per_rank}; {shape}.")
 
 
-def check_index(noun: str, given: Any, count: int) -> None:
+def check_index(noun: str, index: Any, count: int) -> None:
     """Refuse a stage or a rank that does not exist."""
-    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
-    if not is_whole or int(given) not in range(count):
-        message = f"There is no {noun} {quoted(given, 40)}; there are {count}"
+    is_whole = isinstance(index, Integral) and not isinstance(index, bool)
+    if not is_whole or int(index) not in range(count):
+        message = f"There is no {noun} {quoted(index, 40)}; there are {count}"
         raise ScheduleError.of(Code.OUT_OF_RANGE, f"{message}, counted from 0.")

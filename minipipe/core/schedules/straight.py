@@ -62,8 +62,10 @@ def on_stages(
     row: Iterable[Action], pieces_of: Callable[[int], range]
 ) -> tuple[Action, ...]:
     """Run each action on the pieces of its stage: F upwards, all others downwards."""
-    found = []
+    actions = []
     for stage, kind, k in row:
-        pieces = pieces_of(stage) if kind is F else reversed(pieces_of(stage))
-        found += [Action(s, kind, k) for s in pieces]
-    return tuple(found)
+        pieces = pieces_of(stage)
+        if kind is not F:
+            pieces = pieces[::-1]
+        actions += [Action(s, kind, k) for s in pieces]
+    return tuple(actions)

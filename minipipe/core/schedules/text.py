@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from minipipe.core.errors import ArgumentError, Code, FileError, ScheduleError, quoted
 from minipipe.core.limits import MOST_ACTIONS, MOST_BYTES, MOST_STAGES
-from minipipe.core.schedules.action import Action, B, F, I, Slice
+from minipipe.core.schedules.action import Action, B, F, I, Slice, number_of
 from minipipe.core.schedules.cells import is_cell, is_of_rank, may_omit_stage
 from minipipe.core.texts import printable
 
@@ -57,7 +57,7 @@ class Cells(NamedTuple):
 _Row = tuple[int, Iterable[str]]
 
 
-def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
+def read(form: str, source: Any, ignore_sharding: bool = False) -> Cells:
     """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or
     from the path of a ``"file"``.
 
@@ -67,21 +67,29 @@ def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     Errors have code ``syntax``, or code ``unreadable`` for a file that cannot be read,
     is too large or is not text.
     """
-    text = _text_of_file(given) if form == "file" else given
+    text = source
+    if form == "file":
+        text = _text_of_file(source)
     is_path = not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))
     if form in ("text", "csv") and is_path:
         hint = "Schedule.from_file reads a file"
         message = f"Expected the text of a schedule, not {quoted(text)}; {hint}."
         raise _unreadable(message)
     _check_length(text)
-    is_csv = form == "csv" or (form != "text" and _is_csv(text))
-    frozen = None if is_csv else _FROZEN.match(text)
-    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
-    tied = None if is_csv else _TIED.match(text)
-    groups = [group.split("-") for group in (tied[1].split(",") if tied else ())]
-    rows = partial(_rows_of_csv if is_csv else _rows_of_text, text)
-    cells = _from_rows(rows, ignore_sharding, stages)
+    if form == "csv" or (form != "text" and _is_csv(text)):
+        return _from_rows(partial(_rows_of_csv, text), ignore_sharding, frozenset())
+    frozen = frozenset(map(int, _note(_FROZEN, text)))
+    cells = _from_rows(partial(_rows_of_text, text), ignore_sharding, frozen)
+    groups = (group.split("-") for group in _note(_TIED, text))
     return cells._replace(tied=tuple(tuple(map(int, group)) for group in groups))
+
+
+def _note(pattern: re.Pattern[str], text: str) -> list[str]:
+    """Return the items of a note in the first line; none without the note."""
+    match = pattern.match(text)
+    if match is None:
+        return []
+    return match[1].split(",")
 
 
 def _is_csv(text: str) -> bool:
@@ -117,8 +125,9 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
             labelled = f"Line {number} is labelled rank {label[1]}"
             hint = "ranks are counted from 0, and each has one line"
             raise _unreadable(f"{labelled}, but the next rank is {rank}; {hint}.")
-        words = _WORD.finditer(content, label.end() if label else 0)
-        yield number, (word[0] for word in words)
+        if label:
+            content = content[label.end() :]
+        yield number, (match[0] for match in _WORD.finditer(content))
         rank += 1
 
 
@@ -155,10 +164,11 @@ def _from_rows(
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
     n = max(1, num_slices)
     k = largest.microbatch
-    num_microbatches = (k.sequence + 1) * n if n > 1 else k + 1  # whole sequences
-    if (k.sequence * n + k.part if n > 1 else k) >= total:
+    number = number_of(k, n)
+    if number >= total:
         message = f"{largest} names microbatch {k}, but most lower ones are missing."
         raise ScheduleError.of(Code.MISSING, message)
+    num_microbatches = (number // n + 1) * n  # whole sequences
     placement = _placement(actions, frozen)
     return Cells(placement, num_microbatches, tuple(actions), frozen, overlaps, n)
 
@@ -176,7 +186,9 @@ def rows_of(text: str) -> _Rows:
     [['0F0', '0F1'], []]
     """
     _check_length(text)
-    return _rows_in(partial(_rows_of_csv if _is_csv(text) else _rows_of_text, text))
+    if _is_csv(text):
+        return _rows_in(partial(_rows_of_csv, text))
+    return _rows_in(partial(_rows_of_text, text))
 
 
 def _rows_in(
@@ -184,23 +196,24 @@ def _rows_in(
 ) -> _Rows:
     # One cell with a stage is enough, so that a typo in one cell does not affect the
     # others.
-    every = (cell for _, cells in read() for cell in cells)
-    names_stages = any(_WITH_STAGE.match(cell.strip()) for cell in every)
+    all_cells = (cell for _, cells in read() for cell in cells)
+    names_stages = any(_WITH_STAGE.match(cell.strip()) for cell in all_cells)
     num_slices = _num_slices(read)
     overlaps: set[Action] = set()
 
     @lru_cache(_KNOWN)
     def parse(cell: str) -> tuple[Action, ...]:
-        found = tuple(_actions_of(cell, ignore_sharding, num_slices))
-        overlaps.update(found[:-1])
-        return found
+        parsed = tuple(_actions_of(cell, ignore_sharding, num_slices))
+        overlaps.update(parsed[:-1])
+        return parsed
 
     actions: list[tuple[Action, ...]] = []
     total = 0
     for line, cells in read():
         rank = len(actions)
         whole = (_with_rank(cell, rank, num_slices) for cell in cells)
-        row = _row(line, whole, None if names_stages else rank, parse)
+        stage = None if names_stages else rank
+        row = _row(line, whole, stage, parse)
         actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
@@ -211,19 +224,22 @@ def _rows_in(
 
 
 def _with_rank(cell: str, rank: int, num_slices: int) -> str:
-    """Return the cell of an instruction of a rank with the numbers that its word leaves
-    out; others as they are.
+    """Return the cell of an instruction of a rank with its rank and a microbatch; other
+    cells unchanged.
     """
-    word = cell.strip()
-    return f"{rank}{word}0{'.0' if num_slices else ''}" if is_of_rank(word) else cell
+    kind = cell.strip()
+    if not is_of_rank(kind):
+        return cell
+    microbatch = "0.0" if num_slices else "0"
+    return f"{rank}{kind}{microbatch}"
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
-    """Return the number of slices of a sequence, as the largest one says; 0 if the
-    first cell names none.
+    """Return the number of slices of a sequence, from the largest index; 0 if the first
+    cell names no slice.
     """
-    every = (cell for _, cells in read() for cell in cells)
-    first = next(filter(_NUMBER.search, every), "")
+    all_cells = (cell for _, cells in read() for cell in cells)
+    first = next(filter(_NUMBER.search, all_cells), "")
     if not _SLICE.search(first):
         return 0
     cells = (cell for _, cells in read() for cell in cells)
@@ -260,8 +276,8 @@ def _actions_of(cell: str, ignore_sharding: bool, num_slices: int) -> list[Actio
         if "_" in cell:
             how = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; "
         hint = f"{how}or read with ignore_sharding=True (minipipe check --ignore-sharding)."
-        what = f"{cell} shards parameters and is not a pipeline action"
-        raise _unreadable(f"{what}. {hint}")
+        problem = f"{cell} shards parameters and is not a pipeline action"
+        raise _unreadable(f"{problem}. {hint}")
     overlap = _OVERLAP.fullmatch(cell)
     parts = overlap.groups() if overlap else [cell]
     actions = [_action_of(part.strip(), num_slices) for part in parts]
@@ -276,18 +292,20 @@ def _action_of(cell: str, num_slices: int) -> Action:
     """Read one action, of a slice or of a whole microbatch; either all cells name a
     slice, or none does.
     """
-    found = _SLICED.fullmatch(cell)
-    whole = Action.parse(found[1] if found else cell)
-    if bool(found) != bool(num_slices):
-        sentence = f"{cell} names no slice"
-        if found:
-            sentence = f"{cell} names a slice, and the first cell names none"
-        hint = "expected the slice of a sequence in each cell, such as 0F1.0"
-        raise _unreadable(f"{sentence}; {hint}, or in none.")
-    if num_slices < 2:
-        return whole
-    assert found is not None
-    return whole._replace(microbatch=Slice(whole.microbatch, int(found[2])))
+    hint = "expected the slice of a sequence in each cell, such as 0F1.0, or in none"
+    match = _SLICED.fullmatch(cell)
+    if match is None:
+        action = Action.parse(cell)
+        if num_slices:
+            raise _unreadable(f"{cell} names no slice; {hint}.")
+        return action
+    action = Action.parse(match[1])
+    if not num_slices:
+        problem = f"{cell} names a slice, and the first cell names none"
+        raise _unreadable(f"{problem}; {hint}.")
+    if num_slices == 1:
+        return action
+    return action._replace(microbatch=Slice(action.microbatch, int(match[2])))
 
 
 def _placement(
@@ -303,8 +321,8 @@ def _placement(
     # by stage and rank: the number of actions
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for rank, row in enumerate(actions):
-        own = Counter(stage for stage, kind, _ in row if not kind.is_of_rank)
-        for stage, count in own.items():
+        of_row = Counter(stage for stage, kind, _ in row if not kind.is_of_rank)
+        for stage, count in of_row.items():
             counts[stage][rank] += count
     stages = sorted(counts)
     if len(stages) > MOST_STAGES:
@@ -315,16 +333,17 @@ def _placement(
         occurs = f"Stage {stages[-1]} occurs without stage {missing}"
         message = f"{occurs}; stages are counted from 0."
         raise ScheduleError.of(Code.MISSING, message)
+    most = [counts[stage].most_common(1)[0][0] for stage in stages]
+    if all(len(ranks) == 1 for ranks in counts.values()):
+        return tuple(most)
     replicas: defaultdict[int, list[int]] = defaultdict(list)
     one_way = frozen
-    for row in actions if frozen else ():
+    for row in actions:
         one_way -= {stage for stage, kind, _ in row if kind in (B, I)}
-    has_several = any(len(ranks) > 1 for ranks in counts.values())
-    for rank, row in enumerate(actions if has_several else ()):
+    for rank, row in enumerate(actions):
         went = {(stage, k) for stage, kind, k in row if kind is F}
         back = [(stage, k) for stage, kind, k in row if kind in (B, I)]
         came_back = {stage for stage, k in back if (stage, k) in went}
         for stage in came_back | {stage for stage, _ in went if stage in one_way}:
             replicas[stage].append(rank)
-    most = (counts[stage].most_common(1)[0][0] for stage in stages)
     return tuple(tuple(replicas[stage]) or rank for stage, rank in zip(stages, most))

@@ -29,7 +29,7 @@ class ShownInNotebooks:
 
 
 class Written(ShownInNotebooks):
-    """The text of a table, and tables of texts."""
+    """Writes a table as text and CSV, and reads one."""
 
     name: str
     placement: tuple[int | tuple[int, ...], ...]
@@ -94,9 +94,8 @@ class Written(ShownInNotebooks):
         if unsaid := {a.kind for row in self.actions for a in row} & {R, O, L}:
             has = f"{self.title} has {' and '.join(sorted(unsaid))}"
             message = f"{has}, and PyTorch's CSV has no such action; write it"
-            raise ScheduleError.of(
-                Code.UNSUPPORTED, f"{message} as text, with to_text() or --format rows."
-            )
+            message += " as text, with to_text() or --format rows."
+            raise ScheduleError.of(Code.UNSUPPORTED, message)
         # A lone comma is an idle rank; an empty line would be skipped when read.
         lines = (",".join(self._cells(row)) or "," for row in self.actions)
         return "".join(f"{line}\n" for line in lines)
@@ -208,13 +207,13 @@ def describe_sizes(
     return f"{sizes} of {num_slices} slices"
 
 
-def read_cells(form: str, given: Any, ignore_sharding: bool) -> Cells:
+def read_cells(form: str, source: Any, ignore_sharding: bool) -> Cells:
     """Read a text or a file: parameters and errors are as in ``text.read``."""
     # on demand: most tables are built, not read
     from minipipe.core.schedules.text import read
 
     with collector_paused():
-        return read(form, given, ignore_sharding)
+        return read(form, source, ignore_sharding)
 
 
 def stem_of(path: str | Path) -> str:

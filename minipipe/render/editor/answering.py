@@ -87,7 +87,7 @@ class Editor:
         self.file = file
         self.search: Search | None = None
         self._sight: Sight | None = None
-        # the last sizes, and the schedules that have them
+        # The sizes of the last comparison, and the named schedules of these sizes.
         self._named: tuple[Any, dict[str, Any]] = None, {}
 
     # -- messages and answers ----------------------------------------------------------
@@ -370,7 +370,7 @@ class Editor:
         """Take other costs, as text for :meth:`minipipe.Costs.parse`."""
         self._check_free("costs")
         parsed = read_costs(json_value(costs, str, "the costs"))
-        # refuses costs of other numbers of stages
+        # This refuses costs for another number of stages.
         parsed.workload(self.draft.placement, self.draft.num_microbatches)
         self.costs_text = costs
         self.costs = parsed
@@ -386,7 +386,7 @@ class Editor:
             workload = self.costs.workload(
                 self.draft.placement, self.draft.num_microbatches, limit
             )
-            # refuses a limit below what one microbatch needs
+            # This refuses a limit that is too small for one microbatch.
             known_bound(workload, Objective.MAKESPAN)
             problem = self.draft.problem(limit)
             if problem is not None:
@@ -410,7 +410,7 @@ class Editor:
         workload = self.costs.workload(
             draft.placement, draft.num_microbatches, self.limit
         )
-        if again or self.search is None or self.search.facts.workload != workload:
+        if again or self.search is None or self.search.problem.workload != workload:
             bound = known_bound(workload, Objective.MAKESPAN)
             self.search = Search(workload, Objective.MAKESPAN, bound.value, seed=0)
         search = self.search
@@ -427,7 +427,7 @@ class Editor:
         if self.search is None or self.search.best is None:
             return self._refused("The search has no schedule yet; search first.")
         best = schedule_of(
-            self.search.best.run.words, self.search.facts.workload, self.draft.name
+            self.search.best.run.orders, self.search.problem.workload, self.draft.name
         )
         draft = Draft.of(best)
         self._check_fits_puzzle(draft)

@@ -16,11 +16,12 @@ from typing import NamedTuple
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.core.schedules.action_table import ActionTable, Schedule, schedule_of_text
-from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.core.schedules.placement import check_placement
 from minipipe.core.schedules.text import rows_of
 from minipipe.core.values import Uses, Value
 from minipipe.errors import Code, Problem, ScheduleError
+from minipipe.schedules.analysis.limits import verify
+from minipipe.schedules.features import rank_of_each_stage, without_overlaps
 from minipipe.schedules.simulation.timeline import Timeline
 
 MOST = 20_000  # actions of a draft: after each edit all of them are timed and drawn
@@ -94,7 +95,7 @@ class Draft:
             Code ``unsupported``, for actions that the editor does not support; ``type``
             for a program; ``frozen`` for frozen stages and forward-only schedules.
         """
-        placement = table.one_rank_each("the editor")
+        placement = rank_of_each_stage(table, "the editor")
         if not isinstance(table, Schedule):
             message = "It has SEND and RECV, which the editor does not support."
             raise ScheduleError.of(Code.TYPE, message)
@@ -102,7 +103,7 @@ class Draft:
             what = f"{table.title} does not train all of its stages"
             message = f"{what}; the editor expects a backward of each."
             raise ScheduleError.of(Code.FROZEN, message)
-        plain = table.without_overlaps("the editor")
+        plain = without_overlaps(table, "the editor")
         return cls(table.name, placement, table.num_microbatches, plain.actions)
 
     def written(self, text: str) -> Draft:
@@ -187,7 +188,7 @@ class Draft:
         """Return the problem of an action as the next one of a rank, or None."""
         after = self.placed(rank, action)
         problem = after.problem(memory_limit)
-        # it may concern another action
+        # The problem may concern another action.
         if problem is None or problem.code is Code.ORDER:
             return after._unmet(rank, len(self.rows[rank])) or problem
         return problem

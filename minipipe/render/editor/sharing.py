@@ -13,6 +13,7 @@ from minipipe.core.schedules.action import Action
 from minipipe.errors import Code, ScheduleError
 from minipipe.io import json_value, parse_json
 from minipipe.render.editor.draft import MOST, Draft
+from minipipe.schedules.features import rank_of_each_stage
 
 _MOST_BYTES = 16 * MOST  # of the JSON
 
@@ -57,7 +58,7 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
         )
     except ScheduleError:
         raise
-    # also text that is no JSON, and other members
+    # The text may also be no JSON, or JSON with other members.
     except (ValueError, TypeError, zlib.error):
         message = (
             "The address holds no schedule: it is truncated, or belongs to another "
@@ -78,5 +79,5 @@ def _checked(
         json_value(microbatches, int, "microbatches"),
         actions,
     )
-    draft.whole.one_rank_each("the editor")
+    rank_of_each_stage(draft.whole, "the editor")
     return draft

@@ -134,9 +134,11 @@ def lower_bounds(
     check_memory(workload)
     paths = _Paths(workload, objective)
     best: dict[str, Bound] = {}
-    own = stages_by_rank(workload.placement, workload.num_ranks)
-    for rank, stages in enumerate(own):
-        for bound in _bounds_of(_Rank(workload, rank, stages, paths)) if stages else ():
+    stages_of = stages_by_rank(workload.placement, workload.num_ranks)
+    for rank, stages in enumerate(stages_of):
+        if not stages:
+            continue
+        for bound in _bounds_of(_Rank(workload, rank, stages, paths)):
             if bound.name not in best or bound.value > best[bound.name].value:
                 best[bound.name] = bound
     return sorted(best.values(), key=lambda bound: -bound.value)
@@ -214,8 +216,11 @@ class _Rank:
         self.until_first_input = paths.round(low, high) - backward[high]
         # The time until the end of I_m-1(low)
         self.after_last_forward = paths.round(high, low) - forward[high]
-        self.before = paths.to[low] if paths.is_makespan else 0.0
-        self.after = paths.after[low] if paths.is_makespan else weight[low]
+        self.before = 0.0
+        self.after = weight[low]
+        if paths.is_makespan:
+            self.before = paths.to[low]
+            self.after = paths.after[low]
         self.limit = workload.memory_limit[rank]
         activation, weight_activation, self.transient = workload.footprint
         self.activation = min(activation[s] for s in stages)
@@ -227,11 +232,13 @@ class _Rank:
         return self.how_many(self.activation, self.transient[self.stages[-1]])
 
     def how_many(self, amount: float, besides: float = 0.0) -> int:
-        """Return how many times an amount fits into the memory in addition to another
-        amount.
+        """Return how many pairs of an amount each fit into the memory in addition to
+        another amount.
         """
-        room = self.limit * (1 + ROUNDING) - besides
-        return int(room // amount) if amount * self.num_pairs > room else self.num_pairs
+        free = self.limit * (1 + ROUNDING) - besides
+        if amount * self.num_pairs <= free:
+            return self.num_pairs
+        return int(free // amount)
 
     @cached_property
     def most_pending(self) -> float:
@@ -271,7 +278,8 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
     num_waits = (first > 0) + (last > 0) + (between > 0)
     if rank.num_pairs > rank.num_forwards and num_waits > 1:
         waits = f"{first:g} before its first I, {last:g} after its last F"
-        waits += f", and {between:g} in between" if between else ""
+        if between:
+            waits += f", and {between:g} in between"
         total = base + first + between + last
         full = "must wait because its memory is full"
         yield Bound(total, Formula.BOTH, f"{computes} and {full}: {waits}.")
@@ -405,8 +413,10 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
         value = paths.to[s] + (m - 1) % k * (workload.forward[s] + overhead)
         value += num_trips * trip
         value += (num_trips - 1) * gap
-        back = paths.back[s] + workload.backward_weight[0]
-        value += paths.after[s] if paths.is_makespan else back
+        if paths.is_makespan:
+            value += paths.after[s]
+        else:
+            value += paths.back[s] + workload.backward_weight[0]
         why = f"On rank {rank.rank} a microbatch takes {trip:g} from F to I"
         if num_trips > 1:
             why += f", and memory allows {k} at a time: {num_trips} rounds"

@@ -1,9 +1,12 @@
 """Data parallelism: copies of a schedule side by side, and the positions of their
-gradient all-reduces.
+gradient all-reduces::
 
-rank 0   0F0 0B0 0REDUCE_GRAD0         a REDUCE_GRAD comes after the last gradient that
-it sums; if the schedule itself rank 1   0F1 0B1 0REDUCE_GRAD1         has replicas,
-after the last gradient of all of them, so the order is the same
+    rank 0   0F0 0B0 0REDUCE_GRAD0
+    rank 1   0F1 0B1 0REDUCE_GRAD1
+
+A REDUCE_GRAD comes after the last gradient that it sums. If the schedule itself has
+replicas, it comes after the last gradient of all of them, so that all ranks have the
+same order.
 """
 
 from __future__ import annotations
@@ -65,8 +68,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     p = schedule.num_ranks
     m = schedule.num_microbatches
     check_size(n * schedule.num_stages, n * m)
-    own = [list(_with_sums(row)) for row in schedule.actions]
-    summed = _in_one_order(schedule, own)
+    reduced = [list(_with_sums(row)) for row in schedule.actions]
+    summed = _in_one_order(schedule, reduced)
     number_of = schedule.number_of
     rows: list[list[Action]] = []
     for d in range(n):
@@ -76,7 +79,9 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     placement = tuple(
         tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes
     )
-    name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
+    name = schedule.name
+    if n > 1:
+        name += f", {n} replicas"
     actions = tuple(map(tuple, rows))
     overlaps = overlaps_of_copies(schedule, n)
     return replace(
@@ -93,15 +98,15 @@ def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
     """Yield a row with a REDUCE_GRAD after the last gradient of each stage, or of each
     of its updates.
     """
-    own: dict[int, list[int]] = {}
+    by_stage: dict[int, list[int]] = {}
     for stage, kind, k in row:
         if kind is B or kind is W:
-            own.setdefault(stage, []).append(k)
+            by_stage.setdefault(stage, []).append(k)
     ends = {(s, k) for s, kind, k in row if kind is U}
-    ends |= {(s, max(ks)) for s, ks in own.items()}
+    ends |= {(s, max(ks)) for s, ks in by_stage.items()}
     ends -= {(s, k) for s, kind, k in row if kind is REDUCE_GRAD}
-    due = {stage: sorted(k for s, k in ends if s == stage) for stage in own}
-    left = {stage: sorted(microbatches) for stage, microbatches in own.items()}
+    due = {stage: sorted(k for s, k in ends if s == stage) for stage in by_stage}
+    left = {stage: sorted(microbatches) for stage, microbatches in by_stage.items()}
     for action in row:
         yield action
         stage, kind, k = action
@@ -129,7 +134,8 @@ def _in_one_order(schedule: Schedule, rows: list[list[Action]]) -> list[list[Act
             last[action.stage] = number
 
     def when(action: Action) -> tuple[int, bool]:
-        is_sum = action.kind is REDUCE_GRAD
-        return last[action.stage] if is_sum else place[action], is_sum
+        if action.kind is REDUCE_GRAD:
+            return last[action.stage], True
+        return place[action], False
 
     return [sorted(row, key=when) for row in rows]

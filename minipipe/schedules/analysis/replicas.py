@@ -1,9 +1,12 @@
 """Stages on several ranks: the pipelines of a table, and the gradient all-reduces over
-the replicas of a stage.
+the replicas of a stage::
 
-rank 0   0F0 0B0 0REDUCE_GRAD0 | 0U0        the first of each replica meet, the second
-of each, and so on. A sum begins rank 1       0F1 0B1 0REDUCE_GRAD1 | 0U1    when all
-have come; a rank continues meanwhile, and only a U waits for it
+    rank 0   0F0 0B0 0REDUCE_GRAD0 | 0U0
+    rank 1       0F1 0B1 0REDUCE_GRAD1 | 0U1
+
+The first REDUCE_GRADs of all replicas form one all-reduce, the second ones the next,
+and so on. An all-reduce begins when all replicas have reached it. The ranks continue
+meanwhile; only a U waits for it.
 """
 
 from __future__ import annotations
@@ -33,11 +36,11 @@ def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
     >>> pipelines_of(schedules.chimera(2, 4))
     {(0, 1): [0, 1], (1, 0): [2, 3]}
     """
-    found: dict[Pipeline, list[int]] = {}
+    pipelines: dict[Pipeline, list[int]] = {}
     for k in range(table.num_microbatches):
         ranks = tuple(table.rank_of(stage, k) for stage in range(table.num_stages))
-        found.setdefault(ranks, []).append(k)
-    return found
+        pipelines.setdefault(ranks, []).append(k)
+    return pipelines
 
 
 def gradient_sums(table: ActionTable) -> list[Members]:
@@ -53,15 +56,17 @@ def gradient_sums(table: ActionTable) -> list[Members]:
     """
     flow = flow_of(table)
     met = defaultdict[tuple[object, ...], dict[int, Action]](dict)
-    own = (kind for kind in table.kinds if not KINDS[kind].message)
-    kinds = {kind for kind in own if KINDS[kind].meets}
-    for rank, row in enumerate(table.actions if kinds else ()):
+    without_messages = (kind for kind in table.kinds if not KINDS[kind].message)
+    kinds = {kind for kind in without_messages if KINDS[kind].meets}
+    if not kinds:
+        return []
+    for rank, row in enumerate(table.actions):
         for position, action in enumerate(row):
             if action.kind in kinds:
                 met[flow.meeting(rank, position).key][rank] = action
-    sums = (met[key] for key in sorted(met))
-    found = []
-    for each in sums:
-        ranks = table.ranks_of(min(each.values()).stage)
-        found.append(tuple(each[rank] for rank in ranks))
-    return found
+    sums = []
+    for key in sorted(met):
+        by_rank = met[key]
+        ranks = table.ranks_of(min(by_rank.values()).stage)
+        sums.append(tuple(by_rank[rank] for rank in ranks))
+    return sums

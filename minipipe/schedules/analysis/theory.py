@@ -21,6 +21,7 @@ from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.core.schedules.placement import check_counts
 from minipipe.core.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 from minipipe.errors import Code, ScheduleError
+from minipipe.schedules.features import without_overlaps
 from minipipe.schedules.registry import builder_of, default_of, spelled
 
 __all__ = [
@@ -358,7 +359,9 @@ def bubble_fraction(
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
     total = _value("makespan", case)
-    return 1 - case.work / total if total else 0.0
+    if not total:
+        return 0.0
+    return 1 - case.work / total
 
 
 def bubble_over_ideal(
@@ -379,7 +382,9 @@ def bubble_over_ideal(
     (0.375, 0.1875)
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    return _value("makespan", case) / case.work - 1 if case.work else 0.0
+    if not case.work:
+        return 0.0
+    return _value("makespan", case) / case.work - 1
 
 
 def span_bubble(
@@ -593,20 +598,22 @@ def _case(
     """
     name = spelled(name)
     builder = builder_of(name)
-    default = default_of(builder, "chunks_per_rank")
+    if v is None:
+        v = default_of(builder, "chunks_per_rank")
     slices = default_of(builder, "num_slices")
-    check_counts(p, m, default if v is None else v)
+    check_counts(p, m, v)
     if num_slices is not None:
         slices = SCHEDULE_COUNT.check("num_slices", num_slices)
         if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
-            what = f"no closed form is known for {name} with slices"
-            message = f"num_slices is {slices}, and {what}; leave it out."
+            problem = f"no closed form is known for {name} with slices"
+            message = f"num_slices is {slices}, and {problem}; leave it out."
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     times = (forward, backward_input, backward_weight)
     for time in times:
         _TIME.check("One of the times", time)
-    times = (forward, 0, 0) if name == "forward-only" else times
-    return Case(name, p, m, default if v is None else v, *times)._replace(k=slices)
+    if name == "forward-only":
+        times = (forward, 0, 0)
+    return Case(name, p, m, v, *times)._replace(k=slices)
 
 
 def _value(figure: str, case: Case, *more: Any) -> Any:
@@ -625,7 +632,10 @@ def _value(figure: str, case: Case, *more: Any) -> Any:
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     if figure != "peak":
         return formula(case, *more)
-    return formula(case.p, case.m, case.v, *more, *([case.k] if case.k > 1 else []))
+    sizes = [case.p, case.m, case.v, *more]
+    if case.k > 1:
+        sizes.append(case.k)
+    return formula(*sizes)
 
 
 def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
@@ -649,11 +659,11 @@ def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     0F0 0F1 --- --- 0B0 0B1
     --- 1F0 1F1 1B0 1B1 ---
     """
-    found = complete_walk(schedule.schedule.without_overlaps("a tick grid"))
-    num_ticks = len(found.rounds)
+    walked = complete_walk(without_overlaps(schedule.schedule, "a tick grid"))
+    num_ticks = len(walked.rounds)
     grid: list[list[Action | None]] = [[None] * num_ticks for _ in schedule.actions]
-    order = found.order()
-    for tick, ranks in enumerate(found.rounds):
+    order = walked.order()
+    for tick, ranks in enumerate(walked.rounds):
         for rank, action in islice(order, len(ranks)):
             grid[rank][tick] = action
     return tuple(map(tuple, grid))

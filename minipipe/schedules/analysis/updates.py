@@ -74,5 +74,5 @@ def _since_forward(table: ActionTable, name: str) -> ByMicrobatch:
     """
     first = weight_versions(table)
     later = updates_before(flow_of(table), name)
-    rows = (map(sub, own, versions) for own, versions in zip(later, first))
+    rows = (map(sub, updates, versions) for updates, versions in zip(later, first))
     return tuple(map(tuple, rows))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import inf
 from sys import float_info
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe.core.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec
 from minipipe.errors import Code, ScheduleError, counted
@@ -94,10 +94,10 @@ class Workload(NamedTuple):
         >>> Costs(forward=[1, 3]).workload((0, 1), num_microbatches=4).work(1)
         20.0
         """
-        own = (s for s, owner in enumerate(self.placement) if owner == rank)
         times = zip(self.forward, self.backward_input, self.backward_weight)
-        by_stage = [f + i + w for f, i, w in times]
-        return self.num_microbatches * sum(by_stage[s] for s in own)
+        by_stage = zip(self.placement, (f + i + w for f, i, w in times))
+        of_rank = sum(time for owner, time in by_stage if owner == rank)
+        return self.num_microbatches * of_rank
 
     def least_memory(self, rank: int) -> float:
         """Return the least memory with which a rank can finish one microbatch: all its
@@ -142,13 +142,10 @@ def check_memory(workload: Workload) -> None:
     for rank, limit in enumerate(workload.memory_limit):
         needed = workload.least_memory(rank)
         if not fits(needed, limit):
-            message = (
-                f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone "
-                f"takes {needed:g} there"
-            )
-            raise ScheduleError.of(
-                Code.VALUE, f"{message}; expected at least that.", rank
-            )
+            given = f"memory_limit is {limit:g} on rank {rank}"
+            takes = f"one microbatch alone takes {needed:g} there"
+            message = f"{given}, but {takes}; expected at least that."
+            raise ScheduleError.of(Code.VALUE, message, rank)
 
 
 def check_footprint(memory: Footprint, num_stages: int) -> None:
@@ -160,12 +157,12 @@ def check_footprint(memory: Footprint, num_stages: int) -> None:
     """
     expected = f"a Footprint, such as Costs(activation=2).memory({num_stages})"
     Spec(Footprint, expected=expected, error=ScheduleError.of).check("memory", memory)
-    for name, given in memory._asdict().items():
-        check_amounts(f"{name} of memory", given, num_stages)
+    for name, amounts in memory._asdict().items():
+        check_amounts(f"{name} of memory", amounts, num_stages)
 
 
 def check_amounts(
-    name: str, given: Sequence[float] | Mapping[int, float], num_stages: int
+    name: str, amounts: Sequence[float] | Mapping[int, float], num_stages: int
 ) -> None:
     """Refuse anything but an amount for each stage.
 
@@ -173,17 +170,16 @@ def check_amounts(
     --------
     >>> check_amounts("weights", [1, 0.5], num_stages=2)
     """
-    values = given.values() if isinstance(given, Mapping) else given
-    keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
+    by_stage = amounts if isinstance(amounts, Mapping) else dict(enumerate(amounts))
     expected = f"an amount, at least 0, for each of {counted(num_stages, 'stage')}"
     spec = SCHEDULE_NUMBER._replace(maximum=inf, expected=expected)
-    if keys != set(range(num_stages)):
-        raise spec.refusal(name, given)
-    spec.check_items(name, given, values)
+    if set(by_stage) != set(range(num_stages)):
+        raise spec.refusal(name, amounts)
+    spec.check_items(name, amounts, by_stage.values())
 
 
 def amount_per_rank(
-    given: float | Sequence[float], num_ranks: int
+    amount: float | Sequence[float], num_ranks: int
 ) -> tuple[float, ...]:
     """Return a memory limit for each rank: the one amount for all, or the amount of
     each.
@@ -193,12 +189,17 @@ def amount_per_rank(
     >>> amount_per_rank(2.5, num_ranks=3)
     (2.5, 2.5, 2.5)
     """
-    values: tuple = (
-        tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
-    )
+    amounts: Sequence[Any] = (amount,) * num_ranks
+    if isinstance(amount, Sequence):
+        amounts = amount
     expected = f"an amount above 0, or one for each of {counted(num_ranks, 'rank')}"
     spec = SCHEDULE_AMOUNT._replace(expected=expected)
-    if len(values) != num_ranks:
-        raise spec.refusal("memory_limit", given)
-    spec.check_items("memory_limit", given, values)
-    return tuple(float(value) if value < float_info.max else inf for value in values)
+    if len(amounts) != num_ranks:
+        raise spec.refusal("memory_limit", amount)
+    spec.check_items("memory_limit", amount, amounts)
+    return tuple(map(_limit, amounts))
+
+
+def _limit(amount: Any) -> float:
+    """Return a limit as a float; infinite, if it is too large for one."""
+    return float(amount) if amount < float_info.max else inf

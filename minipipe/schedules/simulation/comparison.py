@@ -64,7 +64,9 @@ class Gap(NamedTuple):
         """How far the value is above the bound, relative to the bound: the largest
         possible gain.
         """
-        return max(0.0, self.value / self.bound.value - 1) if self.bound.value else 0.0
+        if not self.bound.value:
+            return 0.0
+        return max(0.0, self.value / self.bound.value - 1)
 
 
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
@@ -99,11 +101,12 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     if any(is_unbounded):
         return ()
     workload = workload_of(schedule, costs, max(timeline.peak_memory or (inf,)))
-    found = []
-    for it in Objective:
-        bound = lower_bound(workload, it)
-        found.append(Gap(it, workload, value_of(timeline, it), bound))
-    return tuple(found)
+    result = []
+    for objective in Objective:
+        bound = lower_bound(workload, objective)
+        value = value_of(timeline, objective)
+        result.append(Gap(objective, workload, value, bound))
+    return tuple(result)
 
 
 def workload_of(
@@ -259,18 +262,19 @@ def sweep(
     microbatches = _values("num_microbatches", num_microbatches)
     names = _values("schedules", schedules)
     chunks = _values("chunks_per_rank", chunks_per_rank)
-    for given in ranks:
-        check_sizes(given, 1)
-    for given in microbatches:
-        check_sizes(1, given)
-    for given in chunks:
-        check_sizes(1, 1, 1 if given is None else given)
+    for count in ranks:
+        check_sizes(count, 1)
+    for count in microbatches:
+        check_sizes(1, count)
+    for count in chunks:
+        if count is not None:
+            check_sizes(1, 1, count)
     for name in names:
         builder_of(name)  # which refuses an unknown one
     names = [spelled(name) for name in names]
     _COSTS.check("costs", costs)
-    for own in costs.values():
-        check_costs(own)
+    for choice in costs.values():
+        check_costs(choice)
     choices = _values("costs", costs), ranks, microbatches, chunks, names
     combinations = list(product(*choices))
     rows: list[dict[str, Any]] = []
@@ -280,11 +284,12 @@ def sweep(
     return rows
 
 
-def _values(name: str, given: Iterable[Any]) -> list[Any]:
-    is_list = isinstance(given, Iterable) and not isinstance(given, str)
-    values = list(given) if is_list else []
+def _values(name: str, argument: Iterable[Any]) -> list[Any]:
+    values: list[Any] = []
+    if isinstance(argument, Iterable) and not isinstance(argument, str):
+        values = list(argument)
     if not values:
-        raise SCHEDULE_NUMBER.refusal(name, given, "at least one value, in a list")
+        raise SCHEDULE_NUMBER.refusal(name, argument, "at least one value, in a list")
     return values
 
 
@@ -293,18 +298,16 @@ def _row(
     num_ranks: int,
     num_microbatches: int,
     costs: Costs,
-    given: int | None = None,
+    chunks: int | None = None,
 ) -> dict[str, Any]:
-    """Return the row of a schedule with the given number of chunks, or with its default
-    number.
-    """
+    """Return the row of a schedule; without a number of chunks, with its default."""
     row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks}
     row |= {**dict.fromkeys(_KEYS), "trades": TRADES[name]}
-    row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
+    row |= {"num_microbatches": num_microbatches, "chunks_per_rank": chunks}
     try:
         # Costs by stage must be as many as ranks.
         costs.durations(num_ranks)
-        return row | figures(build(name, num_ranks, num_microbatches, given), costs)
+        return row | figures(build(name, num_ranks, num_microbatches, chunks), costs)
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
             raise
@@ -331,9 +334,11 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
     chunks = schedule.num_stages // schedule.num_ranks
     of_stages = costs.cut(chunks)
     timeline = simulate(schedule, of_stages)
-    found = gaps(schedule, of_stages, timeline)
     peaks = [peak / chunks / schedule.num_slices for peak in timeline.peak_activations]
     of_timeline = {name: getattr(timeline, name) for name in _OF_TIMELINE}
+    of_bound: dict[str, float | None] = {"bound": None, "gap": None}
+    for gap in gaps(schedule, of_stages, timeline)[:1]:
+        of_bound = {"bound": gap.bound.value, "gap": gap.relative}
     return {
         "num_stages": schedule.num_stages,
         "chunks_per_rank": chunks,
@@ -342,8 +347,7 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
         "peak": max(peaks),
         "peak_activations": peaks,
         "peak_memory": list(timeline.peak_memory or ()),
-        "bound": found[0].bound.value if found else None,
-        "gap": found[0].relative if found else None,
+        **of_bound,
         "is_reproducible": schedule.is_reproducible,
     }
 
@@ -357,8 +361,8 @@ def _shape(schedule: Schedule, chunks: int) -> str:
     p = schedule.num_ranks
     shapes = {"straight": neighbouring_placement(p, chunks)}
     shapes |= {"looped": looped_placement(p, chunks), "V": v_placement(p)}
-    named = (name for name, own in shapes.items() if own == schedule.placement)
-    return next(named, "other")
+    names = (name for name, shape in shapes.items() if shape == schedule.placement)
+    return next(names, "other")
 
 
 # Bounds exist for these placements.
@@ -461,8 +465,8 @@ def tradeoff(
     costs = costs or Costs()
     if not any(costs.memory(num_ranks).activation):
         raise misuse("activation is 0; expected memory, to compare it with time.")
-    every = table(num_ranks, num_microbatches, costs)
-    rows = [row for row in every if row["error"] is None]
+    rows = table(num_ranks, num_microbatches, costs)
+    rows = [row for row in rows if row["error"] is None]
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
         why = "F, I and W take no time; expected some, to compare it with memory."
@@ -526,12 +530,12 @@ def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
 
 
 def _choice(
-    name: str, found: Mapping[str, Any], work: float, is_searched: bool = False
+    name: str, row: Mapping[str, Any], work: float, is_searched: bool = False
 ) -> TradeoffPoint:
-    memory = max(found["peak_memory"])
-    makespan = found["makespan"]
+    memory = max(row["peak_memory"])
+    makespan = row["makespan"]
     bubble = 1 - work / makespan
-    placement = found["placement"]
+    placement = row["placement"]
     return TradeoffPoint(name, placement, memory, bubble, makespan, is_searched)
 
 
@@ -548,23 +552,23 @@ def _bound(
     the most memory of a choice.
     """
     num_ranks = 1 + max(placement)
-    share = max(costs.memory(num_ranks).activation)
-    own = costs.cut(len(placement) // num_ranks)
-    activation, weight_activation, transient = own.memory(len(placement))
+    microbatch = max(costs.memory(num_ranks).activation)
+    of_stages = costs.cut(len(placement) // num_ranks)
+    activation, weight_activation, transient = of_stages.memory(len(placement))
     # If all amounts are equal, only their multiples are ever held. Otherwise a step has
     # the height of its right end.
     step = activation[0]
     holds = 0.0
     if len({*activation, *weight_activation}) > 1 or any(transient):
-        step = share / _PIECES
-        holds = (1 - _ROUNDING) * share / _PIECES
+        step = microbatch / _PIECES
+        holds = (1 - _ROUNDING) * microbatch / _PIECES
     work = _work(costs, num_ranks, num_microbatches)
-    unlimited = _least_bubble(work, own.workload(placement, num_microbatches))
+    unlimited = _least_bubble(work, of_stages.workload(placement, num_microbatches))
     last = inf
-    memory = share
+    memory = microbatch
     while fits(memory, most) and last > unlimited:
         with suppress(ScheduleError):  # not even one microbatch fits
-            limited = own.workload(placement, num_microbatches, memory + holds)
+            limited = of_stages.workload(placement, num_microbatches, memory + holds)
             bubble = _least_bubble(work, limited)
             if bubble < last:
                 yield memory, bubble

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from math import inf
 from numbers import Integral, Real
 from os.path import splitext
@@ -43,6 +44,7 @@ from minipipe.io import (
     write_whole,
 )
 from minipipe.schedules.analysis.activations import Footprint
+from minipipe.schedules.features import rank_of_each_stage
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
 
@@ -212,17 +214,19 @@ class Costs:
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise SCHEDULE_NUMBER.refusal(name, unit, "a name such as 's'")
-        other = {} if self.other is None else self.other
+        other: Any = self.other
+        if other is None:
+            other = {}
         names = (*_SPECS, *_OTHERS)
         if not isinstance(other, Mapping) or not other.keys().isdisjoint(names):
             expected = "the times of declared kinds by name, such as {'KEEP': 2}"
             raise SCHEDULE_NUMBER.refusal("other", self.other, expected)
         for name in (*_SPECS, *other):
-            given = self._given(name)
-            numbers = given if isinstance(given, list | tuple) else [given]
+            value = self._given(name)
+            numbers = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
                 expected = "numbers. Costs.parse reads text"
-                raise SCHEDULE_NUMBER.refusal(name, given, expected)
+                raise SCHEDULE_NUMBER.refusal(name, value, expected)
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
@@ -285,15 +289,16 @@ class Costs:
         (1.0, 1.0, 2.0, 2.0)
         """
         pieces = _PIECES.check("pieces", pieces)
-        found = self._divided((*_SHORT.values(), *_OF_WEIGHTS, *_HELD), pieces, pieces)
+        names = (*_SHORT.values(), *_OF_WEIGHTS, *_HELD)
+        changes = self._divided(names, pieces, pieces)
         if self.other is not None:
-            found["other"] = self._divided(self.other, pieces, pieces)
+            changes["other"] = self._divided(self.other, pieces, pieces)
         sizes = self.message_size
         if isinstance(sizes, Iterable):
             known = [size for size in sizes if size]
-            inside = [sum(known) / len(known) if known else 0.0] * (pieces - 1)
+            inside = [sum(known) / max(1, len(known))] * (pieces - 1)
             sizes = tuple(size for last in sizes for size in (*inside, last))
-        return replace(self, **found, message_size=sizes)
+        return replace(self, **changes, message_size=sizes)
 
     def sliced(self, num_slices: int) -> Costs:
         """Return the costs of one slice of a sequence, an equal part of the costs of
@@ -333,29 +338,31 @@ class Costs:
         if not isinstance(text, str):
             hint = "expected a form such as F=1,I=1,W=1,latency=0.1"
             raise misuse(f"Costs.parse reads text, not {quoted(text)}; {hint}.")
-        found: dict[str, Any] = {}
+        parsed: dict[str, Any] = {}
         for item in filter(None, map(str.strip, text.split(","))):
             key, _, value = item.partition("=")
             name = _SHORT.get(key, key)
             if name not in _SPECS:
                 names = ", ".join([*_SHORT, *list(_SPECS)[len(_SHORT) :]])
-                hint = " A whole backward B takes I + W." if key == "B" else ""
-                form = f"one of {names}, as in F=1"
-                message = f"{quoted(item)} is not a cost; expected {form}, or a file"
-                raise misuse(f"{message} of costs, whose name ends in .json.{hint}")
+                expected = f"one of {names}, as in F=1, or a file of costs"
+                message = f"{quoted(item)} is not a cost; expected {expected}"
+                message += ", whose name ends in .json."
+                if key == "B":
+                    message += " A whole backward B takes I + W."
+                raise misuse(message)
             try:
                 numbers = tuple(map(parse_real, value.split(":")))
             except ArgumentError:
-                form = f"a form such as {key}=1 or {key}=1:2:3"
-                message = f"{quoted(item)} has no number; expected {form}."
+                expected = f"a form such as {key}=1 or {key}=1:2:3"
+                message = f"{quoted(item)} has no number; expected {expected}."
                 raise misuse(message) from None
             if len(numbers) > 1 and not _SPECS[name].of:
-                has = f"{quoted(item)} has {len(numbers)} numbers"
-                raise misuse(f"{has}; {name} is a single number.")
-            if name in found:
+                problem = f"{quoted(item)} has {len(numbers)} numbers"
+                raise misuse(f"{problem}; {name} is a single number.")
+            if name in parsed:
                 raise misuse(f"{quoted(text)} has {name} twice.")
-            found[name] = numbers if len(numbers) > 1 else numbers[0]
-        return cls(**found)
+            parsed[name] = numbers if len(numbers) > 1 else numbers[0]
+        return cls(**parsed)
 
     def save(self, path: str | Path) -> Path:
         """Write the costs to a file, from which :meth:`load` and ``--costs FILE`` of
@@ -394,20 +401,20 @@ class Costs:
         """
         import json
 
-        found = {}
+        members = {}
         for field in fields(self):
-            given = _plain(getattr(self, field.name))
-            if given != field.default:
-                found[field.name] = given
+            value = _plain(getattr(self, field.name))
+            if value != field.default:
+                members[field.name] = value
         with reading(partial(_not_costs, path)):
             if splitext(path)[1].lower() != ".json":
                 raise ArgumentError("its name does not end in .json")
-            _check_members(found)
-        return write_whole(path, json.dumps({**_HEAD, **found}) + "\n")
+            _check_members(members)
+        return write_whole(path, json.dumps({**_HEAD, **members}) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Costs:
-        """Return the costs of a file that :meth:`save` wrote, or a person.
+        """Return the costs of a file, written by :meth:`save` or by hand.
 
         Parameters
         ----------
@@ -424,13 +431,14 @@ class Costs:
         from minipipe.io import json_object  # most programs read no such file
 
         with reading(partial(_not_costs, path)):
-            found = json_object(read_text(path, MOST_JSON), _HEAD)
+            members = json_object(read_text(path, MOST_JSON), _HEAD)
             for name in _HEAD:
-                del found[name]
-            _check_members(found)
-        for name, given in found.items():
-            found[name] = tuple(given) if isinstance(given, list) else given
-        return cls(**found)
+                del members[name]
+            _check_members(members)
+        for name, value in members.items():
+            if isinstance(value, list):
+                members[name] = tuple(value)
+        return cls(**members)
 
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
         """Return the time of F, B, I, W, U and R on each stage, and of declared kinds
@@ -445,12 +453,12 @@ class Costs:
         """
         names = _SHORT.values()
         forward, inputs, weights = (self.by_stage(name, num_stages) for name in names)
-        found: dict[Any, list[float]] = {F: forward, I: inputs, W: weights}
-        found[B] = [i + w for i, w in zip(inputs, weights)]
-        found |= {U: self.by_stage("update", num_stages), R: forward}
+        times: dict[Any, list[float]] = {F: forward, I: inputs, W: weights}
+        times[B] = [i + w for i, w in zip(inputs, weights)]
+        times |= {U: self.by_stage("update", num_stages), R: forward}
         for name in self._other_names():
-            found[name] = self.by_stage(name, num_stages)
-        return found
+            times[name] = self.by_stage(name, num_stages)
+        return times
 
     def _other_names(self) -> set[str]:
         """Return the names of the times that programs have declared for instructions of
@@ -506,11 +514,11 @@ class Costs:
             part = parts[schedule.number_of(action.microbatch) % len(parts)]
             return times[action.kind][action.stage] * part
 
-        found = {}
+        pairs = {}
         for forward, backward in schedule.joined.items():
             shorter, longer = sorted((time(forward), time(backward)))
-            found[forward] = longer + apart * shorter
-        return found
+            pairs[forward] = longer + apart * shorter
+        return pairs
 
     def update_times(self, schedule: ActionTable) -> list[float]:
         """Return, by rank, the time of the optimiser between two training steps: none
@@ -540,9 +548,11 @@ class Costs:
         latency, _ = map(self._number, ("latency", "overhead"))
         sizes = self.by_stage("message_size", schedule.num_stages)
         bandwidth = self._number("bandwidth")
-        times = [latency + size / bandwidth for size in sizes]
-        crosses = map(schedule.crosses_ranks, range(schedule.num_stages))
-        return tuple(time if is_sent else 0.0 for time, is_sent in zip(times, crosses))
+        times = [0.0] * schedule.num_stages
+        for stage, size in enumerate(sizes):
+            if schedule.crosses_ranks(stage):
+                times[stage] = latency + size / bandwidth
+        return tuple(times)
 
     def sum_times(self, schedule: ActionTable) -> list[tuple[float, float]]:
         """Return, by stage, the time of one part of its gradient all-reduce, and of the
@@ -574,12 +584,12 @@ class Costs:
         [(3.0, 7.0)]
         """
         sizes = self.by_stage("gradient_size", schedule.num_stages)
-        times = []
+        times = [(0.0, 0.0)] * schedule.num_stages
         for stage, size in enumerate(sizes):
             n = len(schedule.ranks_of(stage))
-            part = size / n / as_float(self.bandwidth) if n > 1 else 0.0
-            latency = float(self.latency) if n > 1 else 0.0
-            times.append((part, 2 * (latency + (n - 1) * part)))
+            if n > 1:
+                part = size / n / as_float(self.bandwidth)
+                times[stage] = part, 2 * (float(self.latency) + (n - 1) * part)
         return times
 
     def hosts_of(self, schedule: ActionTable) -> Hosts | None:
@@ -601,11 +611,11 @@ class Costs:
         ... )
         (Hosts(of_rank=(0, 0, 0, 0), cores=(2.0,)), None)
         """
-        found = hosts_of(self.cores, self.hosts, schedule.num_ranks)
+        hosts = hosts_of(self.cores, self.hosts, schedule.num_ranks)
         times = [time - self.latency for time in self.message_times(schedule) if time]
         if REDUCE_GRAD in schedule.kinds:
             times += [part for part, _ in self.sum_times(schedule)]
-        return found if found.are_shared(times) else None
+        return hosts if hosts.are_shared(times) else None
 
     def memory(self, num_stages: int) -> Footprint:
         """Return, by stage, the activation memory of one microbatch.
@@ -676,7 +686,7 @@ class Costs:
         if memory_limit is not None:
             limits = amount_per_rank(memory_limit, num_ranks)
         return Workload(
-            blank.one_rank_each("a search"),
+            rank_of_each_stage(blank, "a search"),
             num_microbatches,
             tuple(times[F]),
             tuple(times[I]),
@@ -699,15 +709,15 @@ class Costs:
             Code ``value``, if it does not have one value for each stage, or one is
             negative or not finite.
         """
-        given = self._given(name)
+        value = self._given(name)
         try:
-            repeated = [given] * num_stages if isinstance(given, Real) else given
+            repeated = [value] * num_stages if isinstance(value, Real) else value
             values = list(map(as_float, repeated))
         except (TypeError, ValueError):
             expected = "a number, or one for each stage"
-            raise SCHEDULE_NUMBER.refusal(name, given, expected) from None
+            raise SCHEDULE_NUMBER.refusal(name, value, expected) from None
         _check_length(name, values, num_stages, "one number, or one for each stage")
-        return _BY_STAGE.check_items(name, given, values)
+        return _BY_STAGE.check_items(name, value, values)
 
     def _given(self, name: str) -> Any:
         if name in _SPECS:
@@ -718,15 +728,16 @@ class Costs:
         """Return attributes over a number of parts; a list has some copies of each of
         its numbers.
         """
-        found: dict[str, Any] = dict.fromkeys(names)
-        for name in found:
-            given = self._given(name)
-            if isinstance(given, Sized):
-                values = [value / parts for value in self.by_stage(name, len(given))]
-                found[name] = tuple(value for value in values for _ in range(copies))
-            elif given is not None:
-                found[name] = self.by_stage(name, 1)[0] / parts
-        return found
+        divided: dict[str, Any] = dict.fromkeys(names)
+        for name in divided:
+            attribute = self._given(name)
+            if isinstance(attribute, Sized):
+                whole = self.by_stage(name, len(attribute))
+                pieces = ([value / parts] * copies for value in whole)
+                divided[name] = tuple(chain.from_iterable(pieces))
+            elif attribute is not None:
+                divided[name] = self.by_stage(name, 1)[0] / parts
+        return divided
 
 
 def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
@@ -740,24 +751,28 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     >>> hosts_of([2, 1], [0, 0, 1], num_ranks=3).cores
     (2.0, 1.0)
     """
-    given = [0] * num_ranks if hosts is None else _numbers(hosts, 1)
-    is_there = range(num_ranks).__contains__
-    if not all(map(is_there, _SPECS["hosts"].check_items("hosts", hosts, given))):
+    numbers = [0] * num_ranks
+    if hosts is not None:
+        numbers = _numbers(hosts, 1)
+    exists = range(num_ranks).__contains__
+    if not all(map(exists, _SPECS["hosts"].check_items("hosts", hosts, numbers))):
         raise _SPECS["hosts"].refusal("hosts", hosts)
-    _check_length("hosts", given, num_ranks)
-    of_rank = tuple(map(int, given))
-    counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
+    _check_length("hosts", numbers, num_ranks)
+    of_rank = tuple(map(int, numbers))
+    num_hosts = 1 + max(of_rank)
+    counts = [inf] * num_hosts
+    if cores is not None:
+        counts = _numbers(cores, num_hosts)
     counts = _SPECS["cores"].check_items("cores", cores, counts)
-    _check_length("cores", counts, 1 + max(of_rank))
+    _check_length("cores", counts, num_hosts)
     return Hosts(of_rank, tuple(counts))
 
 
-def _numbers(given: Any, count: int) -> list[Any]:
-    """Return the items of a sequence; repeat any other value the given number of
-    times.
-    """
-    is_sequence = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    return list(given) if is_sequence else [given] * count
+def _numbers(value: Any, count: int) -> list[Any]:
+    """Return the items of a sequence; repeat any other value ``count`` times."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(value)
+    return [value] * count
 
 
 def _check_length(
@@ -765,53 +780,55 @@ def _check_length(
 ) -> None:
     if len(values) != count:
         of = _SPECS.get(name, _BY_STAGE).of
-        has = f"{counted(len(values), 'value')} for {counted(count, of)}"
-        raise misuse(f"{name} has {has}; expected {expected}.")
+        problem = f"{counted(len(values), 'value')} for {counted(count, of)}"
+        raise misuse(f"{name} has {problem}; expected {expected}.")
 
 
-def _plain(given: Any) -> Any:
-    """Return a value as JSON has it: also numbers and arrays of NumPy."""
-    if isinstance(given, Mapping):
-        return dict(zip(given, map(_plain, given.values())))
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        return list(map(_plain, given))
-    return given.item() if hasattr(given, "item") else given
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can write it; it may be a number or an array of NumPy."""
+    if isinstance(value, Mapping):
+        return dict(zip(value, map(_plain, value.values())))
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return list(map(_plain, value))
+    if hasattr(value, "item"):
+        return value.item()
+    return value
 
 
-def _check_members(found: dict[str, Any]) -> None:
-    """Refuse members of a file that no costs have."""
-    others = found.get("other", {})
+def _check_members(members: dict[str, Any]) -> None:
+    """Refuse members of a file that are not attributes of costs, or have other
+    values.
+    """
+    others = members.get("other", {})
     if not isinstance(others, dict):
         expected = "an object of times by name"
         raise ArgumentError(f"its other is {quoted(others)}, expected {expected}")
     specs = {**dict.fromkeys(others, _BY_STAGE), **_SPECS, **_OTHERS}
     lengths = {}
-    for name, given in {**others, **found}.items():
+    for name, value in {**others, **members}.items():
         if name == "other":
             continue
         if name not in specs:
             expected = "names of costs, such as 'forward'"
             raise ArgumentError(f"it has {quoted(name)}, expected {expected}")
         spec = specs[name]
-        if not _is_in_file(spec, given):
-            raise ArgumentError(f"its {name} is {quoted(given)}, expected {spec.words}")
-        if spec.of == "stage" and isinstance(given, list):
-            lengths[name] = len(given)
+        if not _is_in_file(spec, value):
+            raise ArgumentError(f"its {name} is {quoted(value)}, expected {spec.words}")
+        if spec.of == "stage" and isinstance(value, list):
+            lengths[name] = len(value)
     if len(set(lengths.values())) > 1:
         message = "it has lists for different numbers of stages"
         raise ArgumentError(f"{message}: {quoted(lengths, 200)}")
 
 
-def _is_in_file(spec: Spec, given: Any) -> bool:
-    """Whether a member of a file is as its Spec says; what each rank has is a list of
-    ints.
-    """
+def _is_in_file(spec: Spec, value: Any) -> bool:
+    """Whether a member of a file fits its Spec; a value by rank is a list of ints."""
     if not spec.of:
-        return spec.allows(given) and given != inf
-    is_list = isinstance(given, list)
-    if spec.of == "rank" and not (is_list and all(type(one) is int for one in given)):
+        return spec.allows(value) and value != inf
+    is_list = isinstance(value, list)
+    if spec.of == "rank" and not (is_list and all(type(one) is int for one in value)):
         return False
-    numbers = given if is_list else [given]
+    numbers = value if is_list else [value]
     are_plain = all(isinstance(one, int | float) and one != inf for one in numbers)
     return bool(numbers) and are_plain and all(map(spec.allows, numbers))
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from minipipe.core.schedules.action import ActionKind
 from minipipe.core.schedules.action_table import Schedule, check_table
-from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.core.schedules.placement import Placement
 from minipipe.errors import Code, ScheduleError, counted, quoted
 from minipipe.schedules.analysis.bounds import Bound, Formula, lower_bounds
+from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
+from minipipe.schedules.features import rank_of_each_stage, without_overlaps
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
@@ -58,7 +59,9 @@ def value_of(timeline: Timeline, objective: Objective) -> float:
     >>> value_of(timeline, Objective.MAKESPAN), value_of(timeline, Objective.SPAN)
     (27.0, 24.0)
     """
-    return timeline.makespan if objective is Objective.MAKESPAN else timeline.cost
+    if objective is Objective.MAKESPAN:
+        return timeline.makespan
+    return timeline.cost
 
 
 def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> float:
@@ -100,29 +103,33 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     minipipe.errors.ScheduleError: [missing] zb-h2 has 6 microbatches; the workload has 8.
     """
     check_table(schedule, Schedule)
-    schedule.one_rank_each("a search")
+    rank_of_each_stage(schedule, "a search")
     expected = (workload.placement, workload.num_ranks)
     if (schedule.placement, schedule.num_ranks) != expected:
-        own, other = map(_shown, (schedule.placement, workload.placement))
-        places = f"{schedule.title} places its stages on ranks {own}"
-        message = f"{places}; the workload has them on {other}."
+        places = f"{schedule.title} places its stages on ranks"
+        message = f"{places} {_shown(schedule.placement)}; the workload has them on"
+        message += f" {_shown(workload.placement)}."
         raise ScheduleError.of(Code.PLACEMENT, message)
     if schedule.num_microbatches != workload.num_microbatches:
-        own = f"{schedule.title} has {counted(schedule.num_microbatches, 'microbatch')}"
-        message = f"{own}; the workload has {workload.num_microbatches}."
+        count = counted(schedule.num_microbatches, "microbatch")
+        message = f"{schedule.title} has {count}; the workload has"
+        message += f" {workload.num_microbatches}."
         raise ScheduleError.of(Code.MISSING, message)
-    verify(schedule.without_overlaps("a workload"))
+    verify(without_overlaps(schedule, "a workload"))
     is_split = ActionKind.BACKWARD_WEIGHT in schedule.kinds
     if schedule.frozen or ActionKind.BACKWARD in schedule.kinds or not is_split:
-        own = f"{schedule.title} has backwards that are not split"
-        message = f"{own}; the workload has I and W of every stage."
+        problem = f"{schedule.title} has backwards that are not split"
+        message = f"{problem}; the workload has I and W of every stage."
         hint = "split_backward of minipipe.schedules splits them."
         raise ScheduleError.of(Code.UNEXPECTED, f"{message} {hint}")
     verify(schedule, workload.memory_limit, workload.footprint)
 
 
 def _shown(placement: Placement) -> str:
-    return ", ".join(map(str, placement[:16])) + (", …" if len(placement) > 16 else "")
+    ranks = [*map(str, placement[:16])]
+    if len(placement) > 16:
+        ranks.append("…")
+    return ", ".join(ranks)
 
 
 class Claim(NamedTuple):

@@ -57,7 +57,7 @@ def explain(timeline: Timeline) -> Explanation:
 
 
 class _Origin(NamedTuple):
-    """Where a value comes from.
+    """The origin of a value.
 
     Attributes
     ----------
@@ -119,8 +119,9 @@ class Explanation:
             return self._timeline.measured_messages
         with collector_paused():
             places = self._positions.values()
-            found = chain.from_iterable(self._messages_to(*place) for place in places)
-            return tuple(sorted(found, key=attrgetter("sent", "arrived")))
+            by_span = (self._messages_to(*place) for place in places)
+            messages = chain.from_iterable(by_span)
+            return tuple(sorted(messages, key=attrgetter("sent", "arrived")))
 
     @cached_property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
@@ -172,8 +173,8 @@ class Explanation:
         """Explain why a rank was idle after its last span of a step: until its last
         all-reduce ended, then drained.
         """
-        own = (found for found in self._timeline.sums if rank in found.ranks)
-        pending = [found for found in own if found.came(rank) <= free < found.end]
+        of_rank = (each for each in self._timeline.sums if rank in each.ranks)
+        pending = [each for each in of_rank if each.came(rank) <= free < each.end]
         if pending:
             last = max(pending, key=attrgetter("end"))
             awaited = self._awaited(self._summed(last), free)
@@ -197,9 +198,11 @@ class Explanation:
         """
         if origin is None:
             return ()
-        running = (span.action for span in self._spans[origin.rank] if span.end > free)
-        has_begun = not origin.is_sum or origin.begin <= free
-        return origin.rank, origin.awaited, None if has_begun else next(running, None)
+        running = None
+        if origin.is_sum and origin.begin > free:
+            spans = self._spans[origin.rank]
+            running = next((span.action for span in spans if span.end > free), None)
+        return origin.rank, origin.awaited, running
 
     @cached_property
     def _changes(self) -> dict[Position, StepChange]:
@@ -257,11 +260,17 @@ class Explanation:
         and all-reduces before it had ended.
         """
         action, start, _ = self._spans[rank][index]
-        free = self._spans[rank][index - 1].end if index else self._timeline.start
+        free = self._free(rank, index)
         if not KINDS[action.kind].of_rank:
             return free
         sums = (origin.time for origin in self._origins_of(action) if origin.is_sum)
         return max([free, *(time for time in sums if time <= start)])
+
+    def _free(self, rank: int, index: int) -> float:
+        """Return the end of the span before a span, or the start of the timeline."""
+        if index == 0:
+            return self._timeline.start
+        return self._spans[rank][index - 1].end
 
     def _joined(self, rank: int, index: int) -> range:
         """Return the indices of a span and of the span overlapped with it, if any."""
@@ -280,16 +289,18 @@ class Explanation:
             later = 0  # its values have no microbatch
             if numbers is None:  # a timeline does not know which stages are tied
                 yield from self._sums_of(self._positions[action][0])
-        for number in numbers.needs if numbers is not None else ():
+        if numbers is None:
+            return
+        for number in numbers.needs:
             giver = self._givers.get(number + later)
             if giver is not None:
                 yield self._origin(giver, number + later)
 
     def _sums_of(self, rank: int) -> Iterator[_Origin]:
         """Yield all all-reduces of a rank."""
-        for found in self._timeline.sums:
-            if rank in found.ranks:
-                yield self._summed(found)
+        for each in self._timeline.sums:
+            if rank in each.ranks:
+                yield self._summed(each)
 
     @cached_property
     def _givers(self) -> dict[int, Action]:
@@ -304,8 +315,10 @@ class Explanation:
         return givers
 
     def _late(self, rule: Rule) -> Iterator[int]:
+        if rule.numbers is None:
+            return
         is_beside = KINDS[rule.kind].lane != "compute"
-        for number in rule.numbers.gives if rule.numbers is not None else ():
+        for number in rule.numbers.gives:
             if is_beside or NOUNS[self.flow.name_of(number)].travels:
                 yield number - rule.site.microbatch
 
@@ -322,7 +335,7 @@ class Explanation:
     @cached_property
     def _sums(self) -> dict[Action, GradientSum]:
         sums = self._timeline.sums
-        return {action: found for found in sums for action in found.actions}
+        return {action: each for each in sums for action in each.actions}
 
     @cached_property
     def _copies(self) -> dict[Action, tuple[int, float, float]]:
@@ -335,7 +348,9 @@ class Explanation:
 
     def _time_in_flight(self, number: int) -> float:
         times = self._timeline.message_times
-        return delay_of(self.flow, number, times) if times else 0.0
+        if not times:
+            return 0.0
+        return delay_of(self.flow, number, times)
 
     def _sent(self, giver: Action, number: int, rank: int, index: int) -> _Origin:
         """Return the origin of a value that a span gives, and that its SEND sends if it
@@ -361,17 +376,16 @@ class Explanation:
             time = self._earliest_arrival(self._measured[giver])
         return origin._replace(time=time)
 
-    def _summed(self, found: GradientSum) -> _Origin:
+    def _summed(self, reduction: GradientSum) -> _Origin:
         """Return the origin of the gradients of an all-reduce: its last replica."""
-        rank = found.last_rank
-        last = found.actions[found.ranks.index(rank)]
-        place = self._last_ended(rank, found.begin)
-        return _Origin(found.end, *place, last, last, found.begin)
+        rank = reduction.last_rank
+        last = reduction.actions[reduction.ranks.index(rank)]
+        place = self._last_ended(rank, reduction.begin)
+        return _Origin(reduction.end, *place, last, last, reduction.begin)
 
     def _messages_to(self, rank: int, index: int) -> Iterator[Message]:
         """Yield the messages with values that a span takes from other ranks."""
-        first = self._joined(rank, index)[0]
-        free = self._spans[rank][first - 1].end if first else self._timeline.start
+        free = self._free(rank, self._joined(rank, index)[0])
         action = self._spans[rank][index].action
         for origin in self._origins_of(action):
             if origin.rank != rank and not origin.is_sum:
@@ -434,8 +448,8 @@ class Explanation:
         for rank, copies in enumerate(self._timeline.copies):
             known = set(rows[rank])
             rows[rank] += (copy.action for copy in copies if copy.action not in known)
-        for found in self._timeline.sums:
-            for rank, action in zip(found.ranks, found.actions):
+        for each in self._timeline.sums:
+            for rank, action in zip(each.ranks, each.actions):
                 rows[rank].append(action)
         return Flow(Ran(rows, self._timeline.num_slices))
 
@@ -451,7 +465,7 @@ class Explanation:
         """
         index = self._joined(rank, index)[0]
         action, start, _ = self._spans[rank][index]
-        free = self._spans[rank][index - 1].end if index else self._timeline.start
+        free = self._free(rank, index)
         previous = rank, index - 1
         if change := self._changes.get((rank, index)):
             free = change.begun
@@ -460,8 +474,9 @@ class Explanation:
         if KINDS[action.kind].message == "send":
             receive = Value.carried_by(action).receive
             receiver, at = self._positions.get(receive, previous)
-            is_later = at >= 0 and self._spans[receiver][at].start > start
-            return (receiver, at) if is_later else previous
+            if at >= 0 and self._spans[receiver][at].start > start:
+                return receiver, at
+            return previous
         binding = self._binding(rank, index)
         if binding and (previous[1] < 0 or binding.time > free):
             return binding.rank, binding.at

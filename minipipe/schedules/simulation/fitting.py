@@ -44,18 +44,25 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
     times = [_mean_times(timeline) for timeline in timelines]
 
     def usual(kind: ActionKind, stage: int) -> float:
-        found = zip(timelines, times)  # with slices, the time of a whole sequence
-        known = ((own[kind, stage], it) for it, own in found if (kind, stage) in own)
-        return _median(time * timeline.num_slices for time, timeline in known)
+        known = []
+        for timeline, by_action in zip(timelines, times):
+            if (kind, stage) in by_action:
+                # with slices, the time of a whole sequence
+                known.append(by_action[kind, stage] * timeline.num_slices)
+        return _median(known)
 
     samples = [*_message_samples(timelines), *_sum_samples(timelines)]
     latency, bandwidth = fit_messages(samples)
     sums = chain.from_iterable(timeline.sums for timeline in timelines)
-    sizes = dict(_means((found.actions[0].stage, found.size) for found in sums))
-    is_split = [any((I, s) in found for found in times) for s in stages]
+    sizes = dict(_means((each.actions[0].stage, each.size) for each in sums))
+    split = {stage for by_action in times for kind, stage in by_action if kind is I}
+    backwards = {stage: I if stage in split else B for stage in stages}
+    gradient_sizes: float | list[float] = 0.0
+    if sizes:
+        gradient_sizes = [sizes.get(s, 0.0) for s in stages]
     return {
         "forward": [usual(F, s) for s in stages],
-        "backward_input": [usual(I if is_split[s] else B, s) for s in stages],
+        "backward_input": [usual(backwards[s], s) for s in stages],
         "backward_weight": [usual(W, s) for s in stages],
         "overhead": _median(map(_overhead, timelines)),
         "update": _updates(timelines),
@@ -63,7 +70,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "bandwidth": bandwidth,
         "overlap": _median(chain.from_iterable(map(_overlaps, timelines, times))),
         "message_size": _message_sizes(timelines, len(stages)),
-        "gradient_size": [sizes.get(s, 0.0) for s in stages] if sizes else 0.0,
+        "gradient_size": gradient_sizes,
         "unit": timelines[0].unit,
     }
 
@@ -110,8 +117,8 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
         _TIMELINE.check("An argument", item)
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        given = " and in ".join(units)
-        raise misuse(f"These timelines are in {given}; expected all in one unit.")
+        names = " and in ".join(units)
+        raise misuse(f"These timelines are in {names}; expected all in one unit.")
     counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
     if len(counts) > 1:
         stages = " and ".join(map(str, counts))
@@ -133,8 +140,8 @@ def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
     for is_alone in (False, True):
         groups = (it for it in _groups_of(timeline) if (len(it) == 1) == is_alone)
         spans = chain.from_iterable(groups)
-        found = (((it.kind, it.stage), end - start) for it, start, end in spans)
-        times.update(_means(found))
+        samples = (((it.kind, it.stage), end - start) for it, start, end in spans)
+        times.update(_means(samples))
     return times
 
 
@@ -165,7 +172,9 @@ def _overhead(timeline: Timeline) -> float:
     rows = timeline.spans
     pairs = sum(max(0, len(in_groups(row)) - timeline.num_steps) for row in rows)
     pairs -= waits
-    return sum(gaps) / pairs if pairs else 0.0
+    if pairs == 0:
+        return 0.0
+    return sum(gaps) / pairs
 
 
 def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
@@ -205,21 +214,20 @@ def _sum_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
     by_timeline = [list(_rounds_of(timeline)) for timeline in timelines]
     all_are_hidden = all(is_hidden for is_hidden, _ in chain.from_iterable(by_timeline))
     for rounds in by_timeline:
-        own = (sample for is_hidden, sample in rounds if is_hidden == all_are_hidden)
-        yield from _means(own)
+        yield from _means(it for is_hidden, it in rounds if is_hidden == all_are_hidden)
 
 
 def _rounds_of(timeline: Timeline) -> Iterator[tuple[bool, Sample]]:
     """Yield, for each all-reduce, whether one of its ranks computed meanwhile, and size
     and time of a round.
     """
-    for found in timeline.sums:
-        if len(found.ranks) > 1:
-            spans = (span for rank in found.ranks for span in timeline.spans[rank])
-            begun = (span for span in spans if span.start < found.end)
-            is_hidden = any(span.end > found.begin for span in begun)
-            part = found.size * (1 - 1 / len(found.ranks))
-            yield is_hidden, (part, (found.end - found.begin) / 2)
+    for each in timeline.sums:
+        if len(each.ranks) > 1:
+            spans = (span for rank in each.ranks for span in timeline.spans[rank])
+            begun = (span for span in spans if span.start < each.end)
+            is_hidden = any(span.end > each.begin for span in begun)
+            part = each.size * (1 - 1 / len(each.ranks))
+            yield is_hidden, (part, (each.end - each.begin) / 2)
 
 
 def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:
@@ -234,17 +242,16 @@ def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float
 
 
 def _means(pairs: Iterable[tuple[K, float]]) -> Iterator[tuple[K, float]]:
-    return ((key, mean(found)) for key, found in _grouped(pairs).items())
+    return ((key, mean(numbers)) for key, numbers in _grouped(pairs).items())
 
 
 def _grouped(pairs: Iterable[tuple[K, float]]) -> dict[K, list[float]]:
     """Return, by key, the numbers of the pairs that have it, in their order."""
-    found: defaultdict[K, list[float]] = defaultdict(list)
+    numbers: defaultdict[K, list[float]] = defaultdict(list)
     for key, number in pairs:
-        found[key].append(number)
-    return found
+        numbers[key].append(number)
+    return numbers
 
 
 def _median(times: Iterable[float]) -> float:
-    found = list(times)
-    return median(found) if found else 0.0
+    return median([*times] or [0.0])

@@ -245,14 +245,16 @@ def _run_of(row: dict[str, str]) -> Run:
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     if min(numbers.values()) < 1:
         raise ArgumentError(f"{where} has a number below 1.")
-    for product, of in (
+    products: list[tuple[tuple[str, ...], str]] = [
         (("tensor", "pipeline"), "gpus"),
         (("pipeline", "chunks"), "layers"),
         (("tensor",), "heads"),
         (("heads",), "hidden"),
         (("replicas", "microbatch"), "batch"),
-        (("pipeline",) if run.chunks > 1 else (), "num_microbatches"),
-    ):
+    ]
+    if run.chunks > 1:
+        products.append((("pipeline",), "num_microbatches"))
+    for product, of in products:
         divisor = prod(getattr(run, name) for name in product)
         if getattr(run, of) % divisor:
             names = " times ".join(product)
@@ -297,13 +299,15 @@ class _Model:
         parameters += VOCABULARY * run.hidden / run.tensor
         sums = 0.0
         if run.replicas > 1 and run.overlap != "replicas":
-            share = (run.replicas - 1) / run.replicas
-            sums = self._sent(self.hardware.network, 2 * share * 2 * parameters)
+            part = (run.replicas - 1) / run.replicas
+            sums = self._sent(self.hardware.network, 2 * part * 2 * parameters)
         update = self._kept("optimiser", self._moved(52 * parameters))
         return self._kept("replica-sums", sums) + update
 
     def _kept(self, term: str, seconds: float) -> float:
-        return 0.0 if term in self.without else seconds
+        if term in self.without:
+            return 0.0
+        return seconds
 
     def _moved(self, size: float) -> float:
         return size / self.hardware.memory
@@ -350,12 +354,14 @@ class _Model:
         inputs = products[1] + attention_backward + self._kept("memory", moved)
         # The all-gather of a divided all-reduce hides behind the weights' products, as
         # does a whole all-reduce.
-        halves = 1 if is_selective else 0
-        inputs += (2 if run.overlap != "tensor" else halves) * self._tensor_sum()
-        inputs += self._kept("recomputation", attention if is_selective else forward)
-        is_fused = run.overlap == "tensor"
+        num_sums = 2
+        if run.overlap == "tensor":
+            num_sums = int(is_selective)
+        inputs += num_sums * self._tensor_sum()
+        recomputed = attention if is_selective else forward
+        inputs += self._kept("recomputation", recomputed)
         accumulation = 0.0
-        if not is_fused:
+        if run.overlap != "tensor":
             accumulation = self._kept("accumulation", self._moved(6 * 12 * h**2 / t))
         return forward, inputs, products[2] + accumulation
 

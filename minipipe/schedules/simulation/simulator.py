@@ -13,7 +13,7 @@ meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
@@ -144,23 +144,24 @@ def timeline_of(
     """
     table = steps_of(step, num_steps)
     rates = _rates(table, costs)
-    found = _times(step, table, rates, num_steps, wait, hosts)
+    result = _times(step, table, rates, num_steps, wait, hosts)
     # the idle time of all ranks is a part of this sum
-    if not found.latest * table.num_ranks < inf:
+    if not result.latest * table.num_ranks < inf:
         raise misuse(TIMES_TOO_LARGE)
-    spans, copies, sent = _parts(table, found, rates)
+    spans, copies, sent = _parts(table, result, rates)
     # Everything that takes its rank time has a span, and messages do if sends block.
     ran = table.without_kinds(
         lambda kind: not kind.lane and not (kind.message and costs.sends_block)
     )
-    if any(copies):
+    if copies:
         ran = ran.with_rows(type(ran), map(with_copies, spans, copies))
     levels = _levels(ran, costs)
     shown = levels
-    if any(copies):
+    if copies:
         shown = list(map(without_copies, ran.actions, levels))
-    changes = found.changes if num_steps > 1 else []
-    title = f"{table.title}, each with its loss" if wait and changes else table.title
+    title = table.title
+    if num_steps > 1 and wait:
+        title += ", each with its loss"
     return Timeline(
         title,
         tuple(map(tuple, spans)),
@@ -172,10 +173,10 @@ def timeline_of(
         memory_unit=costs.memory_unit,
         message_times=tuple(rates.message_times),
         sent=sent,
-        arrived=_arrived(found),
-        step_changes=tuple(tuple(StepChange(*it) for it in row) for row in changes),
-        sums=_sums(table, found, costs),
-        copies=tuple(map(tuple, copies)) if any(copies) else (),
+        arrived=_arrived(result),
+        step_changes=_step_changes(result),
+        sums=_sums(table, result, costs),
+        copies=tuple(map(tuple, copies)),
         num_slices=step.num_slices,
     )
 
@@ -209,14 +210,16 @@ def _rates(table: ActionTable, costs: Costs) -> Rates:
     if "gather" not in (costs.other or {}):
         # the second of its two rounds
         durations["gather"] = [time / 2 for time in durations["sum"]]
-    parts = relative_work(costs.slice_work, table.num_slices)
+    parts: Sequence[float] = relative_work(costs.slice_work, table.num_slices)
+    if len(set(parts)) == 1:
+        parts = ()  # all slices take the same time
     return Rates(
         durations,
         costs.message_times(table),
         float(costs.overhead),
         costs.sends_block,
         costs.pair_times(table),
-        parts if len(set(parts)) > 1 else (),
+        parts,
         costs.update_times(table),
         float(costs.latency),
         sum_parts,
@@ -227,15 +230,17 @@ Sent = dict[Value, tuple[float, int, int]]
 
 
 def _parts(
-    table: ActionTable, found: Times, rates: Rates
+    table: ActionTable, result: Times, rates: Rates
 ) -> tuple[list[list[Span]], list[list[Span]], Sent]:
-    """Return, by rank, its spans and its copies; and what :attr:`Timeline.sent` is."""
-    copies: list[list[Span]] = [[] for _ in found.tasks]
+    """Return, by rank, its spans and its copies, if there are any; and
+    :attr:`Timeline.sent`.
+    """
+    copies: list[list[Span]] = [[] for _ in result.tasks]
     if all(KINDS[kind].lane == "compute" for kind in table.kinds):
-        return found.tasks, copies, {}
-    spans: list[list[Span]] = [[] for _ in found.tasks]
+        return result.tasks, [], {}
+    spans: list[list[Span]] = [[] for _ in result.tasks]
     sent: Sent = {}
-    for rank, tasks in enumerate(found.tasks):
+    for rank, tasks in enumerate(result.tasks):
         for task in tasks:
             kind = KINDS[task.action.kind]
             if kind.lane == "compute":
@@ -243,22 +248,32 @@ def _parts(
             elif kind.lane:
                 copies[rank].append(task)
             elif kind.message and rates.sends_block:
-                end = task.end if kind.message == "send" else task.start
-                spans[rank].append(task._replace(end=end))
+                if kind.message == "receive":
+                    task = task._replace(end=task.start)
+                spans[rank].append(task)
             elif kind.message == "send":
                 value = Value.carried_by(task.action)
                 arrival = task.end + rates.message_times[value.cut]
-                time = found.arrived.get(task.action, arrival)
+                time = result.arrived.get(task.action, arrival)
                 sent[value] = time, rank, len(spans[rank]) - 1
+    if not any(copies):
+        copies = []
     return spans, copies, sent
 
 
-def _arrived(found: Times) -> dict[Value, float]:
+def _step_changes(result: Times) -> tuple[tuple[StepChange, ...], ...]:
+    """Return, by rank, its changes of step; nothing for a single step."""
+    if not any(result.changes):
+        return ()
+    return tuple(tuple(StepChange(*it) for it in row) for row in result.changes)
+
+
+def _arrived(result: Times) -> dict[Value, float]:
     """Return when each activation and gradient arrived; a timeline has no values of
     declared kinds.
     """
     arrived = {}
-    for action, time in found.arrived.items():
+    for action, time in result.arrived.items():
         value = Value.produced_by(action)
         if action.kind.is_communication:
             value = Value.carried_by(action)
@@ -267,21 +282,21 @@ def _arrived(found: Times) -> dict[Value, float]:
     return arrived
 
 
-def _sums(table: ActionTable, found: Times, costs: Costs) -> tuple[GradientSum, ...]:
+def _sums(table: ActionTable, result: Times, costs: Costs) -> tuple[GradientSum, ...]:
     sums = []
     sizes = costs.by_stage("gradient_size", table.num_stages)
-    for places in found.sums:
-        spans = {rank: found.tasks[rank][position] for rank, position in places}
+    for places in result.sums:
+        spans = {rank: result.tasks[rank][position] for rank, position in places}
         stage = spans[places[0][0]].action.stage
         ranks = tuple(rank for rank in table.ranks_of(stage) if rank in spans)
         actions, came, ends = zip(*map(spans.__getitem__, ranks))
         sums.append(GradientSum(actions, ranks, came, ends[0], sizes[stage]))
-    return tuple(sorted(sums, key=lambda found: found.actions[0].microbatch))
+    return tuple(sorted(sums, key=lambda each: each.actions[0].microbatch))
 
 
-def check_costs(given: object) -> None:
+def check_costs(costs: object) -> None:
     """Refuse a value that is neither None nor Costs."""
-    _COSTS.check("costs", given)
+    _COSTS.check("costs", costs)
 
 
 def _check_legal(schedule: ActionTable, costs: Costs) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minipipe.core.specs import SCHEDULE_NUMBER
 from minipipe.errors import counted
@@ -32,16 +33,15 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
     """
     if slice_work is None:
         return [1.0] * num_slices
-    parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
+    parts: list[Any] = [slice_work]
+    if isinstance(slice_work, Sequence):
+        parts = list(slice_work)
     _PARTS.check_items("slice_work", slice_work, parts)
     if not any(parts):
         raise _PARTS.refusal("slice_work", slice_work)
     if len(parts) != num_slices > 1:
-        raise SCHEDULE_NUMBER.refusal(
-            "slice_work",
-            slice_work,
-            f"{counted(num_slices, 'number')}, one for each slice",
-        )
+        expected = f"{counted(num_slices, 'number')}, one for each slice"
+        raise SCHEDULE_NUMBER.refusal("slice_work", slice_work, expected)
     if num_slices == 1:
         return [1.0]
     return [num_slices * part / sum(parts) for part in parts]

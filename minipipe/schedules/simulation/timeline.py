@@ -51,8 +51,10 @@ def format_time(time: float, unit: str) -> str:
     >>> format_time(22.8041, "s")
     '22804 ms'
     """
-    name = "ms" if unit == "s" else unit
-    return f"{format_number(time, unit)} {name}"
+    number = format_number(time, unit)
+    if unit == "s":
+        return f"{number} ms"
+    return f"{number} {unit}"
 
 
 def format_number(time: float, unit: str) -> str:
@@ -63,9 +65,13 @@ def format_number(time: float, unit: str) -> str:
     >>> format_number(0.0125, "s"), format_number(33.0, "units")
     ('12.5', '33')
     """
-    shown, digits = (1000 * time, 4) if unit == "s" else (time, 6)
-    has_more_digits = 10**digits - 0.5 <= shown < _MOST
-    return f"{shown:.0f}" if has_more_digits else f"{shown:.{digits}g}"
+    digits = 6
+    if unit == "s":
+        time *= 1000
+        digits = 4
+    if 10**digits - 0.5 <= time < _MOST:
+        return f"{time:.0f}"
+    return f"{time:.{digits}g}"
 
 
 _MOST_LISTED = 8  # ranks: for more, only the largest and the smallest amount are shown
@@ -178,7 +184,9 @@ class Timeline(ShownInNotebooks):
     @property
     def num_steps(self) -> int:
         """The number of training steps."""
-        return 1 + len(self.step_changes[0]) if self.step_changes else 1
+        if not self.step_changes:
+            return 1
+        return 1 + len(self.step_changes[0])
 
     @property
     def time_of_further_step(self) -> float:
@@ -195,7 +203,7 @@ class Timeline(ShownInNotebooks):
         [27.0, 24.0, 24.0]
         """
         first_step = [row[: len(row) // self.num_steps] for row in self.spans]
-        ends = [found.end for found in self.sums[: len(self.sums) // self.num_steps]]
+        ends = [each.end for each in self.sums[: len(self.sums) // self.num_steps]]
         spans = chain.from_iterable(first_step)
         end = max(chain((span.end for span in spans), ends), default=0.0)
         if self.num_steps == 1:
@@ -211,7 +219,7 @@ class Timeline(ShownInNotebooks):
     def end(self) -> float:
         """The latest end on any rank, including all-reduces and copies."""
         spans = (span.end for row in (*self.spans, *self.copies) for span in row)
-        return max(chain(spans, (found.end for found in self.sums)), default=0.0)
+        return max(chain(spans, (each.end for each in self.sums)), default=0.0)
 
     @property
     def makespan(self) -> float:
@@ -228,7 +236,9 @@ class Timeline(ShownInNotebooks):
         computations.
         """
         row = self._computed(rank)
-        return row[-1].end - row[0].start if row else 0.0
+        if not row:
+            return 0.0
+        return row[-1].end - row[0].start
 
     def _computed(self, rank: int) -> list[Span]:
         spans = self.spans[rank]
@@ -250,7 +260,9 @@ class Timeline(ShownInNotebooks):
         (p-1)/(m+p-1) for GPipe and 1F1B.
         """
         available = self.num_ranks * self.makespan
-        return 1 - self._work / available if available else 0.0
+        if not available:
+            return 0.0
+        return 1 - self._work / available
 
     @property
     def bubble_over_ideal(self) -> float:
@@ -258,7 +270,9 @@ class Timeline(ShownInNotebooks):
         (p-1)/(m v) interleaved.
         """
         work = self._work
-        return self.num_ranks * self.makespan / work - 1 if work else 0.0
+        if not work:
+            return 0.0
+        return self.num_ranks * self.makespan / work - 1
 
     @property
     def cost(self) -> float:
@@ -272,7 +286,9 @@ class Timeline(ShownInNotebooks):
         """
         spans = list(map(self.own_span, range(self.num_ranks)))
         longest = max(spans, default=0.0)
-        return self.idle_within_span(spans.index(longest)) / longest if longest else 0.0
+        if not longest:
+            return 0.0
+        return self.idle_within_span(spans.index(longest)) / longest
 
     # -- waits and messages ------------------------------------------------------------
 
@@ -391,9 +407,10 @@ class Timeline(ShownInNotebooks):
         (33.0, 'units', [4, 3, 2, 1])
         """
         figures = {name: getattr(self, name) for name in _FIGURES}
+        origin = "measured" if self.is_measured else "predicted"
         return {
             "name": self.name,
-            "origin": "measured" if self.is_measured else "predicted",
+            "origin": origin,
             **figures,
             "peak_activations": list(self.peak_activations),
             "memory_unit": self.memory_unit,
@@ -410,20 +427,20 @@ class Timeline(ShownInNotebooks):
         >>> simulate(schedules.gpipe(2, 1)).rows()[1]
         {'rank': 0, 'stage': 0, 'kind': 'B', 'microbatch': 0, 'start': 4.0, 'end': 6.0, 'held_activations': 0, ...}
         """
-        found: list[dict[str, Any]] = []
-        for rank, row in enumerate(self.spans):
-            held = zip(row, self.held_activations[rank])
+        rows: list[dict[str, Any]] = []
+        for rank, spans in enumerate(self.spans):
+            held = zip(spans, self.held_activations[rank])
             for i, ((action, start, end), count) in enumerate(held):
-                own: dict[str, Any] = {"rank": rank, "stage": None}
-                own |= {"kind": action.kind.value, "microbatch": None}
+                row: dict[str, Any] = {"rank": rank, "stage": None}
+                row |= {"kind": action.kind.value, "microbatch": None}
                 if not action.kind.is_of_rank:
-                    own["stage"] = action.stage
-                    own["microbatch"] = number_of(action.microbatch, self.num_slices)
-                own |= {"start": start, "end": end, "held_activations": count}
+                    row["stage"] = action.stage
+                    row["microbatch"] = number_of(action.microbatch, self.num_slices)
+                row |= {"start": start, "end": end, "held_activations": count}
                 if self.memory is not None:
-                    own["memory"] = self.memory[rank][i]
-                found.append(own)
-        return found
+                    row["memory"] = self.memory[rank][i]
+                rows.append(row)
+        return rows
 
     def describe(self) -> str:
         """Return the main figures as one line of text, without the name."""
@@ -443,15 +460,17 @@ class Timeline(ShownInNotebooks):
         ... ]
         [1, 2, 1]
         """
-        found = set()
+        counts = set()
         for row in self.spans:
             stages: dict[int, set[int]] = {}
             for span in row:
                 stage, kind, k = span.action
                 if not (kind.is_communication or kind.is_of_rank):
                     stages.setdefault(k, set()).add(stage)
-            found |= set(map(len, stages.values()))
-        return found.pop() * self.num_slices if len(found) == 1 else None
+            counts |= set(map(len, stages.values()))
+        if len(counts) != 1:
+            return None
+        return counts.pop() * self.num_slices
 
     def figures(self, pairs: int | None = None) -> tuple[tuple[str, str], ...]:
         """Return the main figures as text, each with its name: makespan, bubble and
@@ -471,11 +490,14 @@ class Timeline(ShownInNotebooks):
         >>> simulate(schedules.zb_v(2, 4)).figures()[-1]
         ('peak activations by rank', '2, 2 microbatches over all stages of a rank')
         """
-        own = self.pairs_per_microbatch or 1
-        pairs = pairs if pairs is not None or own == 1 else own
-        peaks = by_rank([peak / (pairs or 1) for peak in self.peak_activations])
-        of = ONE_UNIT.replace("es ", " ", 1) if peaks == "1" else ONE_UNIT
-        peaks = peaks if pairs is None else f"{peaks} {of}"
+        default = self.pairs_per_microbatch or 1
+        per_microbatch = pairs or default
+        peaks = by_rank([peak / per_microbatch for peak in self.peak_activations])
+        if pairs is not None or default > 1:
+            unit = ONE_UNIT
+            if peaks == "1":
+                unit = unit.replace("es ", " ", 1)
+            peaks += f" {unit}"
         return (
             ("makespan", format_time(self.makespan, self.unit)),
             ("bubble", f"{100 * self.bubble_fraction:.1f} %"),
@@ -506,6 +528,5 @@ def by_rank(
     least = min(amounts)
     if most == least:
         return f"{write(most)} on each"
-    words = {"at most": most, "at least": least}.items()
-    ends = (f"{word} {write(x)} (rank {amounts.index(x)})" for word, x in words)
-    return ", ".join(ends)
+    largest = f"at most {write(most)} (rank {amounts.index(most)})"
+    return f"{largest}, at least {write(least)} (rank {amounts.index(least)})"

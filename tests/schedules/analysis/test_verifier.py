@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from minipipe import Costs, schedules
 from minipipe.core.schedules.action import Action
 from minipipe.core.schedules.analysis.lowering import lower
-from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
+from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.simulation.simulator import peak_memory
 from tests.schedules.analysis.verdicts import (
     INPUT,

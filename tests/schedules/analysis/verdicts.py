@@ -6,8 +6,8 @@ import pytest
 
 from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.schedules.analysis.lowering import lower
-from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.errors import ScheduleError
+from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.simulation.simulator import simulate
 from tests.strategies import table
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.core.schedules.action import ActionKind
 from minipipe.core.schedules.analysis.lowering import lower
-from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.activations import peak_activations
+from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.search.list_scheduling import greedy

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
 from minipipe.core.flow import Flow
-from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.core.schedules.placement import v_placement
 from minipipe.core.times import Rates, times
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bound
+from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.simulation.evaluation import check_answer, costs_of, evaluate
-from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.clock import ProblemData, schedule_of
 from minipipe.search.finding import find_schedule
 from minipipe.search.heuristic import Search, TimedOrder, is_possible, with_any_move
 from minipipe.search.list_scheduling import ListScheduler, Policy
@@ -34,11 +34,11 @@ POLICIES = st.builds(Policy, st.integers(1, 6), WAITS, WAITS, WAITS, WAITS)
 @given(data=st.data(), workload=any_workloads())
 def test_list_scheduling_ends_for_every_placement_policy_and_limit(data, workload):
     policies = [data.draw(POLICIES) for _ in range(workload.num_ranks)]
-    trial = ListScheduler(Facts(workload), policies)
-    schedule = schedule_of(trial.words, workload, "drawn")
+    trial = ListScheduler(ProblemData(workload), policies)
+    schedule = schedule_of(trial.orders, workload, "drawn")
     check_answer(schedule, workload)
     assert schedule.is_reproducible
-    again = TimedOrder(trial.words, Facts(workload))
+    again = TimedOrder(trial.orders, ProblemData(workload))
     assert again.is_complete
     assert all(early <= late + 1e-9 for early, late in zip(again.ends, trial.ends))
 
@@ -48,24 +48,31 @@ def test_list_scheduling_ends_for_every_placement_policy_and_limit(data, workloa
 def test_an_order_is_timed_as_the_simulator_times_it_and_refused_where_the_verifier_refuses(
     workload, seed
 ):
-    facts, random = Facts(workload), Random(seed)
-    words = ListScheduler(facts, [Policy(6)] * workload.num_ranks).words
+    problem, random = ProblemData(workload), Random(seed)
+    orders = ListScheduler(problem, [Policy(6)] * workload.num_ranks).orders
     for _ in range(4):
-        rank = random.randrange(len(words))
-        words = [*words[:rank], with_any_move(words[rank], random), *words[rank + 1 :]]
-    schedule, trial = schedule_of(words, workload, "moved"), TimedOrder(words, facts)
+        rank = random.randrange(len(orders))
+        orders = [
+            *orders[:rank],
+            with_any_move(orders[rank], random),
+            *orders[rank + 1 :],
+        ]
+    schedule, trial = (
+        schedule_of(orders, workload, "moved"),
+        TimedOrder(orders, problem),
+    )
     if not trial.is_complete:
         with pytest.raises(ScheduleError):
             check_answer(schedule, workload)
         return
-    assert all(is_possible(word, rank, facts) for rank, word in enumerate(words))
+    assert all(is_possible(order, rank, problem) for rank, order in enumerate(orders))
     check_answer(schedule, workload)
     rates = Rates(workload.durations, workload.message, workload.overhead)
     tasks = times(Flow(schedule), rates).tasks
     assert trial.ends == [row[-1].end for row in tasks]
     assert trial.begins == [row[0].start for row in tasks]
     ends = {
-        (*facts.cell_of(event), event % workload.num_microbatches): end
+        (*problem.op_of(event), event % workload.num_microbatches): end
         for event, end in enumerate(trial.ended)
     }
     assert ends == {

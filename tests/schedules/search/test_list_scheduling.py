@@ -3,18 +3,18 @@
 import pytest
 
 from minipipe import Costs
-from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.clock import ProblemData, schedule_of
 from minipipe.search.list_scheduling import ListScheduler, Policy
 
 
 def rows(costs, placement, num_microbatches, limit=None, **policy):
     workload = costs.workload(placement, num_microbatches, limit)
-    words = ListScheduler(
-        Facts(workload), [Policy(num_microbatches, **policy)] * workload.num_ranks
-    ).words
+    orders = ListScheduler(
+        ProblemData(workload), [Policy(num_microbatches, **policy)] * workload.num_ranks
+    ).orders
     return [
         " ".join(str(action)[1:] for action in row)
-        for row in schedule_of(words, workload, "drawn").actions
+        for row in schedule_of(orders, workload, "drawn").actions
     ]
 
 
@@ -52,6 +52,6 @@ def test_of_two_f_that_are_ready_that_of_the_lower_microbatch_comes_first():
     """At 2, F1 of stage 1 and F0 of stage 2 are ready on rank 1."""
     workload = Costs().workload((0, 1, 1, 0), 3)
     row = schedule_of(
-        ListScheduler(Facts(workload), [Policy(3)] * 2).words, workload, "drawn"
+        ListScheduler(ProblemData(workload), [Policy(3)] * 2).orders, workload, "drawn"
     ).actions[1]
     assert " ".join(map(str, row)).startswith("1F0 2F0 1F1 2F1 2I0 1I0")

@@ -11,7 +11,7 @@ from minipipe import Costs, simulate
 from minipipe.core.schedules.action import ActionKind
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.simulation.evaluation import costs_of
-from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.clock import ProblemData, schedule_of
 from minipipe.search.heuristic import Search, TimedOrder, with_any_move, without_delay
 from minipipe.search.list_scheduling import ListScheduler, Policy
 from tests.schedules.search.workloads import any_workloads
@@ -45,8 +45,10 @@ KINDS = {
 def test_delays_are_the_steps_of_the_critical_path_that_stay_on_a_rank(
     rows, of_rank_0, of_rank_1
 ):
-    words = [[(KINDS[letter], rank) for letter in row] for rank, row in enumerate(rows)]
-    order = TimedOrder(words, Facts(Costs().workload((0, 1), 2)))
+    orders = [
+        [(KINDS[letter], rank) for letter in row] for rank, row in enumerate(rows)
+    ]
+    order = TimedOrder(orders, ProblemData(Costs().workload((0, 1), 2)))
     assert (order.delays(0), order.delays(1)) == (of_rank_0, of_rank_1)
 
 
@@ -55,14 +57,18 @@ def test_delays_are_the_steps_of_the_critical_path_that_stay_on_a_rank(
 def test_a_delayed_action_starts_when_its_rank_is_free_and_follows_another_one(
     data, workload
 ):
-    words = ListScheduler(Facts(workload), [Policy(6)] * workload.num_ranks).words
-    spans = simulate(schedule_of(words, workload, "drawn"), costs_of(workload)).spans
-    last = data.draw(st.sampled_from([rank for rank, word in enumerate(words) if word]))
+    orders = ListScheduler(
+        ProblemData(workload), [Policy(6)] * workload.num_ranks
+    ).orders
+    spans = simulate(schedule_of(orders, workload, "drawn"), costs_of(workload)).spans
+    last = data.draw(
+        st.sampled_from([rank for rank, order in enumerate(orders) if order])
+    )
     before = None
-    for rank, position in TimedOrder(words, Facts(workload)).delays(last):
+    for rank, position in TimedOrder(orders, ProblemData(workload)).delays(last):
         previous, span = spans[rank][position - 1 : position + 1]
         assert span.start == pytest.approx(previous.end + workload.overhead)
-        assert words[rank][position] != words[rank][position - 1]
+        assert orders[rank][position] != orders[rank][position - 1]
         assert before is None or span.end <= before + 1e-9
         before = span.start
 
@@ -71,14 +77,14 @@ def test_a_delayed_action_starts_when_its_rank_is_free_and_follows_another_one(
 def test_without_a_delay_an_action_comes_earlier_or_the_w_before_it_later(
     seed, position
 ):
-    word = [(KINDS[letter], 0) for letter in "FFIWIW"]
-    changed = without_delay(word, position, Random(seed))
-    assert sorted(changed) == sorted(word)
+    order = [(KINDS[letter], 0) for letter in "FFIWIW"]
+    changed = without_delay(order, position, Random(seed))
+    assert sorted(changed) == sorted(order)
     first = next(
-        (i for i, (old, new) in enumerate(zip(word, changed)) if old != new), None
+        (i for i, (old, new) in enumerate(zip(order, changed)) if old != new), None
     )
     if first is not None:
-        assert (changed[first] == word[position] and first < position) or word[first][
+        assert (changed[first] == order[position] and first < position) or order[first][
             0
         ] is KINDS["W"]
 
@@ -87,20 +93,20 @@ def test_an_action_comes_a_few_places_earlier_and_a_w_before_it_any_number_later
     """It moves up to three places, any move up to six, and a W as far as the end; all
     of these come up.
     """
-    word = [(KINDS["F"], stage) for stage in range(20)]
+    order = [(KINDS["F"], stage) for stage in range(20)]
     assert {
-        without_delay(word, 10, Random(seed)).index(word[10]) for seed in range(50)
+        without_delay(order, 10, Random(seed)).index(order[10]) for seed in range(50)
     } == {7, 8, 9}
-    word[9] = KINDS["W"], 9
+    order[9] = KINDS["W"], 9
     assert {
-        without_delay(word, 10, Random(seed)).index(word[9]) for seed in range(200)
+        without_delay(order, 10, Random(seed)).index(order[9]) for seed in range(200)
     } == {*range(10, 20)}
     steps = set()
     for seed in range(500):
-        changed = with_any_move(word, Random(seed))
-        cell = word[Random(seed).randrange(len(word))]
-        if 6 <= word.index(cell) < 14:
-            steps.add(changed.index(cell) - word.index(cell))
+        changed = with_any_move(order, Random(seed))
+        op = order[Random(seed).randrange(len(order))]
+        if 6 <= order.index(op) < 14:
+            steps.add(changed.index(op) - order.index(op))
     assert steps == {*range(-6, 0), *range(1, 7)}
 
 
@@ -116,7 +122,7 @@ class Halves(Random):
 def a_search():
     search = Search(Costs().workload((0, 1), 4), Objective.MAKESPAN, 0.0, seed=0)
     search.best = search.candidate(
-        ListScheduler(search.facts, [Policy(4)] * 2), "list scheduling"
+        ListScheduler(search.problem, [Policy(4)] * 2), "list scheduling"
     )
     return search
 
@@ -144,7 +150,7 @@ def test_an_order_of_which_no_delay_is_known_is_changed_by_any_move():
     search = a_search()
     found = [search.with_other_order(search.best) for _ in range(40)]
     assert any(
-        candidate.run.words != search.best.run.words
+        candidate.run.orders != search.best.run.orders
         for candidate in found
         if candidate is not None
     )

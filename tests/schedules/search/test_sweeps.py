@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs
 from minipipe.schedules.simulation.evaluation import check_answer
-from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.clock import ProblemData, schedule_of
 from minipipe.search.sweeps import Sweeps
 from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples
@@ -21,16 +21,17 @@ DECISIONS = list(product((True, False), repeat=3))
 def test_a_complete_schedule_of_sweeps_is_legal_for_every_placement_and_limit(
     workload, decisions
 ):
-    sweeps = Sweeps(Facts(workload), *decisions)
+    sweeps = Sweeps(ProblemData(workload), *decisions)
     if sweeps.is_complete:
-        check_answer(schedule_of(sweeps.words, workload, "drawn"), workload)
+        check_answer(schedule_of(sweeps.orders, workload, "drawn"), workload)
 
 
 @examples(50)
 @given(workload=any_workloads(), decisions=st.sampled_from(DECISIONS))
 def test_memory_for_all_microbatches_suffices_for_every_placement(workload, decisions):
     assert Sweeps(
-        Facts(workload._replace(memory_limit=(1e9,) * workload.num_ranks)), *decisions
+        ProblemData(workload._replace(memory_limit=(1e9,) * workload.num_ranks)),
+        *decisions,
     ).is_complete
 
 
@@ -38,7 +39,7 @@ def drawn(costs, num_ranks, num_microbatches, limit, *decisions):
     """Return the rows of a schedule of sweeps, each action's letter and microbatch."""
     workload = costs.workload(range(num_ranks), num_microbatches, limit)
     rows = schedule_of(
-        Sweeps(Facts(workload), *decisions).words, workload, "drawn"
+        Sweeps(ProblemData(workload), *decisions).orders, workload, "drawn"
     ).actions
     return [" ".join(str(action)[1:] for action in row) for row in rows]
 
@@ -90,7 +91,9 @@ def test_a_rank_that_has_waited_less_than_another_fills_a_gap_shorter_than_a_w_o
 
 def test_no_two_combinations_of_decisions_are_alike():
     workload = Costs(11.347, 11.248, 8.132, 0.377).workload(range(16), 48, 32)
-    words = [Sweeps(Facts(workload), *decisions).words for decisions in DECISIONS]
+    orders = [
+        Sweeps(ProblemData(workload), *decisions).orders for decisions in DECISIONS
+    ]
     assert all(
-        one != other for number, one in enumerate(words) for other in words[:number]
+        one != other for number, one in enumerate(orders) for other in orders[:number]
     )

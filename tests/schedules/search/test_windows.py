@@ -29,8 +29,8 @@ UNEVEN = Costs(
 ).workload(v_placement(4), 8, 30)
 
 
-def energy(search, words):
-    return search.candidate(TimedOrder(words, search.facts), "").energy
+def energy(search, orders):
+    return search.candidate(TimedOrder(orders, search.problem), "").energy
 
 
 @examples(30)
@@ -40,8 +40,8 @@ def energy(search, words):
 def test_a_window_is_possible_and_never_worse(workload, objective, seed):
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     search = Search(workload, objective, 0.0, 0)
-    words = ListScheduler(search.facts, [Policy(6)] * workload.num_ranks).words
-    changed = search.windows.reordered(words, Random(seed))
+    orders = ListScheduler(search.problem, [Policy(6)] * workload.num_ranks).orders
+    changed = search.windows.reordered(orders, Random(seed))
     if (
         search.order_of(changed, range(workload.num_ranks), "") is None
     ):  # CP-SAT may start actions of no length together
@@ -51,21 +51,21 @@ def test_a_window_is_possible_and_never_worse(workload, objective, seed):
             *workload.backward_weight,
         )
     else:
-        assert energy(search, changed) <= energy(search, words) + 1e-9
+        assert energy(search, changed) <= energy(search, orders) + 1e-9
 
 
 def test_the_same_window_has_the_same_order_again_and_what_is_far_from_it_stays():
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     search = Search(UNEVEN, Objective.MAKESPAN, 0.0, 0)
-    words = ListScheduler(search.facts, [Policy(6)] * 4).words
-    changed = search.windows.reordered(words, Random(3))
-    assert changed == search.windows.reordered(words, Random(3)) != words
+    orders = ListScheduler(search.problem, [Policy(6)] * 4).orders
+    changed = search.windows.reordered(orders, Random(3))
+    assert changed == search.windows.reordered(orders, Random(3)) != orders
     moved = sum(
         old != new
-        for word, other in zip(words, changed)
-        for old, new in zip(word, other)
+        for order, other in zip(orders, changed)
+        for old, new in zip(order, other)
     )
-    assert moved <= 80 and energy(search, changed) < energy(search, words)
+    assert moved <= 80 and energy(search, changed) < energy(search, orders)
 
 
 def test_windows_go_on_where_moves_of_single_actions_end():
@@ -112,7 +112,7 @@ def test_with_more_memory_a_search_begins_with_all_that_less_memory_has(limit):
         for allowed in (limit, limit + 1)
     )
     has_less, has_more = (
-        {str(seed.run.words) for seed in search.seeds() if seed}
+        {str(seed.run.orders) for seed in search.seeds() if seed}
         for search in (less, more)
     )
     assert has_less <= has_more

@@ -93,7 +93,9 @@ class Value(NamedTuple):
         """The stage that consumes it. It may not exist: the last stage has no next
         one.
         """
-        return self.stage + 1 if self.direction is Direction.FORWARD else self.stage - 1
+        if self.direction is Direction.FORWARD:
+            return self.stage + 1
+        return self.stage - 1
 
     @property
     def cut(self) -> int:

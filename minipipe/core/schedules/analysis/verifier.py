@@ -60,33 +60,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from minipipe.core.errors import Code, Problem, ScheduleError
 from minipipe.core.flow import flow_of
 from minipipe.core.legality import misplaced, remarks
-from minipipe.core.schedules.action import Action, F
+from minipipe.core.schedules.action import Action
 from minipipe.core.schedules.action_table import ActionTable, check_table
 from minipipe.core.schedules.analysis.walk import Blocked, walk
 from minipipe.core.schedules.collector import collector_paused
-from minipipe.core.specs import SCHEDULE_COUNT
-
-if TYPE_CHECKING:
-    from minipipe.schedules.analysis.activations import Footprint
 
 _DEADLOCKS = (Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
 
 
-def verify(
-    schedule: ActionTable,
-    memory_limit: float | Sequence[float] | None = None,
-    memory: Footprint | None = None,
-    *,
-    weights: Sequence[float] | None = None,
-    keys_values: Sequence[float] | None = None,
-    max_versions: int | None = None,
-    max_staleness: int | None = None,
-) -> None:
+def verify(schedule: ActionTable) -> None:
     """Prove that a schedule is legal and free of deadlock; otherwise raise an error
     with all its problems.
 
@@ -97,39 +83,12 @@ def verify(
     schedule : Schedule or Program
         A program is checked as written, a schedule with the messages that
         :func:`minipipe.schedules.lower` adds.
-    memory_limit : int or float, or a sequence of them, optional
-        The most that a rank may hold at once: one limit for all ranks, or one for each.
-        Without ``memory`` it counts (stage, microbatch) pairs.
-    memory : Footprint, optional
-        By stage, the memory of one microbatch, in the unit of the limits:
-        ``costs.memory(num_stages)`` of a :class:`minipipe.Costs`.
-    weights : sequence of float, optional
-        By stage, the memory of its weights, ``costs.weight_memory(num_stages)``. Each
-        further version of the weights, and each further gradient accumulator that waits
-        for its U, takes as much. The default is no memory.
-    keys_values : sequence of float, optional
-        By stage, the memory of the keys and values of one slice of a sequence, whose
-        gradients later slices add to. The default is no memory.
-    max_versions : int, optional
-        The most versions of its weights that a stage may hold at once; at least 1.
-        Synchronous schedules hold one.
-    max_staleness : int, optional
-        The most updates of a stage between an F and the update that applies its
-        gradient; at least 0.
 
     Raises
     ------
     ScheduleError
-        ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code,
-        message, rank and step, the cause first, without mere consequences. The codes:
-        ``out-of-range``; ``placement`` (an action on another rank than its stage, or
-        than the rest of its microbatch); ``duplicate``; ``missing`` (an action, or the
-        partner of one); ``unexpected`` (an I or W beside a B); ``frozen``; ``overlap``
-        (a forward overlapped with anything but a backward of another microbatch);
-        ``order`` (an action before one that it needs); ``deadlock``,
-        ``rendezvous-deadlock`` (a deadlock that buffered sends would avoid);
-        ``memory``; ``staleness`` (more versions of weights, or older ones, than the
-        limits). Code ``value``, if a limit or the memory is not valid.
+        ``.problems`` lists every :class:`~minipipe.errors.Problem`, with the codes of
+        :func:`minipipe.verify`, which also checks limits.
 
     Examples
     --------
@@ -140,32 +99,28 @@ def verify(
     minipipe.errors.ScheduleError: [order] Rank 0, position 0: 0B0 comes before 0F0 (position 1), which it needs.
     <BLANKLINE>
     rank 0: >0B0<  0F0
-
-    Half of an activation is kept from I until W.
-
-    >>> from minipipe import Costs, schedules
-    >>> halves = Costs(activation=1, weight_activation=0.5)
-    >>> verify(
-    ...     schedules.zb_h2(4, 8), memory_limit=[7, 6, 5, 4], memory=halves.memory(4)
-    ... )
     """
     check_table(schedule)
-    if "is legal" not in schedule._kept:
-        with collector_paused():
-            found = misplaced(schedule) or remarks(flow_of(schedule))
-        schedule._kept["is in range"] = not found  # the walk need not look again
-        problems = [Problem(Code(one.code), *one[1:4]) for one in found]
-        problems = problems or _order_problems(schedule)
-        if problems:
-            raise ScheduleError(problems, _grid(schedule, problems[0]))
-        schedule._kept["is legal"] = True
-    problems = _memory_problems(schedule, memory_limit, memory, weights, keys_values)
-    problems += _age_problems(schedule, max_versions, max_staleness)
+    if "is legal" in schedule._kept:
+        return
+    with collector_paused():
+        remarked = misplaced(schedule) or remarks(flow_of(schedule))
+    schedule._kept["is in range"] = not remarked  # the walk need not look again
+    problems = [Problem(Code(one.code), *one[1:4]) for one in remarked]
+    problems = problems or _order_problems(schedule)
     if problems:
-        raise ScheduleError(problems, _grid(schedule, problems[0]))
+        raise refusal(schedule, problems)
+    schedule._kept["is legal"] = True
 
 
-def _problem_at(
+def refusal(schedule: ActionTable, problems: Sequence[Problem]) -> ScheduleError:
+    """Return the error of a schedule with problems, which draws the rows around the
+    first.
+    """
+    return ScheduleError(problems, _grid(schedule, problems[0]))
+
+
+def problem_at(
     table: ActionTable, rank: int, position: int, code: Code, sentence: str
 ) -> Problem:
     """Return a problem of an action: a sentence of which it is the subject."""
@@ -194,7 +149,7 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         code = Code.ORDER
         at = schedule.actions[first.rank].index(needed)
         sentence = f"comes before {needed} (position {at}), which it needs."
-    return [_problem_at(schedule, first.rank, first.position, code, sentence)]
+    return [problem_at(schedule, first.rank, first.position, code, sentence)]
 
 
 def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
@@ -203,10 +158,11 @@ def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
     """
     waits = []
     for stuck in cycle:
-        own = f"{_with_joined(blocked, stuck.action)} (position {stuck.position})"
+        actions = _with_overlapped(blocked, stuck.action)
+        stopped = f"{actions} (position {stuck.position})"
         needed = blocked.as_written(stuck.awaited)
         home = blocked.home_of(stuck.awaited)
-        cannot = f"rank {stuck.rank} cannot run {own} before {needed}"
+        cannot = f"rank {stuck.rank} cannot run {stopped} before {needed}"
         waits.append(f"{cannot}, which rank {home} runs later")
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
     code = Code.DEADLOCK
@@ -224,11 +180,13 @@ def _blocked(schedule: ActionTable) -> ActionTable:
     """Return a schedule that cannot end; without its overlaps, if they are not the
     cause.
     """
-    apart = replace(schedule, overlaps=frozenset()) if schedule.overlaps else schedule
+    if not schedule.overlaps:
+        return schedule
+    apart = replace(schedule, overlaps=frozenset())
     return apart if walk(apart).blocked else schedule
 
 
-def _with_joined(schedule: ActionTable, action: Action) -> str:
+def _with_overlapped(schedule: ActionTable, action: Action) -> str:
     if action not in schedule.joined:
         return str(action)
     return f"{action} with {schedule.joined[action]}"
@@ -247,89 +205,6 @@ def _cycle(schedule: ActionTable) -> list[Blocked]:
         assert home is not None
         rank = home
     return [blocked[rank] for rank in path[path.index(rank) :]]
-
-
-# -- memory ----------------------------------------------------------------------------
-
-
-def _memory_problems(
-    schedule: ActionTable,
-    memory_limit: float | Sequence[float] | None,
-    memory: Footprint | None,
-    weights: Sequence[float] | None,
-    keys_values: Sequence[float] | None,
-) -> list[Problem]:
-    """Report, for each rank, the first action that exceeds its memory limit."""
-    if memory_limit is None:
-        return []
-    # on demand
-    from minipipe.schedules.analysis.activations import Footprint, memory_levels
-    from minipipe.schedules.analysis.workload import (
-        amount_per_rank,
-        check_amounts,
-        check_footprint,
-        fits,
-    )
-
-    unit = " (stage, microbatch) pairs" if memory is None else ""
-    ones = (1,) * schedule.num_stages
-    nothing = (0,) * schedule.num_stages
-    memory = Footprint(ones, ones, nothing) if memory is None else memory
-    check_footprint(memory, schedule.num_stages)
-    problems = []
-    others = [nothing if given is None else given for given in (weights, keys_values)]
-    for name, amounts in zip(("weights", "keys_values"), others):
-        check_amounts(name, amounts, schedule.num_stages)
-    levels = memory_levels(schedule, memory, *others)
-    limits = amount_per_rank(memory_limit, schedule.num_ranks)
-    for rank, (limit, level) in enumerate(zip(limits, levels)):
-        for position, (held, _) in enumerate(level):
-            if not fits(held, limit):
-                where = f"Rank {rank}, position {position}"
-                sentence = f"{where}: with {schedule.actions[rank][position]} it holds "
-                sentence += f"{held:.12g}{unit}; the limit is {limit:.12g}."
-                problems.append(Problem(Code.MEMORY, sentence, rank, position))
-                break
-    return problems
-
-
-def _age_problems(
-    schedule: ActionTable, max_versions: int | None, max_staleness: int | None
-) -> list[Problem]:
-    """Report, for each rank, the first action with too many versions of weights, or
-    with weights that are too old.
-    """
-    if max_versions is None and max_staleness is None:
-        return []
-    # on demand
-    from minipipe.core.memory import copies_held
-    from minipipe.schedules.analysis.updates import staleness
-
-    problems = []
-    limits = {"max_versions": (max_versions, 1), "max_staleness": (max_staleness, 0)}
-    for name, (limit, least) in limits.items():
-        if limit is not None:
-            SCHEDULE_COUNT._replace(minimum=least).check(name, limit)
-    ages = () if max_staleness is None else staleness(schedule)
-    for rank, row in enumerate(schedule.actions):
-        copies = copies_held(flow_of(schedule), rank) if max_versions else ()
-        for position, (held, _) in enumerate(copies):
-            if max_versions and held.versions > max_versions:
-                where = f"Rank {rank}, position {position}: with {row[position]}"
-                sentence = f"{where} stage {held.stage} has {held.versions} versions"
-                sentence += f" of its weights; the limit is {max_versions}."
-                problems.append(Problem(Code.STALENESS, sentence, rank, position))
-                break
-        numbered = schedule.numbered[rank] if ages else ()
-        for position, (stage, kind, k) in enumerate(numbered):
-            age = ages[stage][k] if kind is F else 0
-            if max_staleness is not None and age > max_staleness:
-                sentence = f"runs with weights whose staleness is {age} when"
-                sentence += f" its gradient is applied; the limit is {max_staleness}."
-                at = schedule, rank, position
-                problems.append(_problem_at(*at, Code.STALENESS, sentence))
-                break
-    return problems
 
 
 # -- the grid under the message --------------------------------------------------------

@@ -73,9 +73,9 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     """
     check_range(table)
     has_sends = any(kind.is_communication for kind in table.kinds)
-    found = order(flow_of(table), sends_block=not (sends_are_buffered and has_sends))
-    blocked = [_blocked(table, rank, wait) for rank, wait in found.blocked.items()]
-    return Walk(table, found.rounds, blocked)
+    result = order(flow_of(table), sends_block=not (sends_are_buffered and has_sends))
+    blocked = [_blocked(table, rank, wait) for rank, wait in result.blocked.items()]
+    return Walk(table, result.rounds, blocked)
 
 
 def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
@@ -86,9 +86,9 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     ScheduleError
         Code ``deadlock``, if it cannot end; :func:`minipipe.verify` says why.
     """
-    found = walk(table, sends_are_buffered)
-    if found.blocked:
-        stuck = found.blocked[0]
+    walked = walk(table, sends_are_buffered)
+    if walked.blocked:
+        stuck = walked.blocked[0]
         awaited = str(stuck.awaited)
         if stuck.awaited == stuck.action:
             kind = KINDS[stuck.action.kind]
@@ -100,7 +100,7 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
         waits = f"{stuck.action} on rank {stuck.rank} waits for ever for {awaited}"
         message = f"{waits}; verify(schedule) says why."
         raise ScheduleError.of(Code.DEADLOCK, message, stuck.rank, stuck.position)
-    return found
+    return walked
 
 
 def _blocked(table: ActionTable, rank: int, wait: Wait) -> Blocked:
