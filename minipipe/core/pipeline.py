@@ -92,7 +92,7 @@ class Pipeline:
     stages : dict of int to Stage
         Of this rank, by index.
     num_steps : int
-        How many training steps were taken. Dropout and the like draw from the seed and
+        The number of training steps taken. Dropout and the like draw from the seed and
         this number.
 
     Raises

@@ -40,7 +40,7 @@ class GradientSums:
     ----------
     plan : Plan
     stages : mapping of int to Stage
-        Of this rank.
+        The stages of this rank.
     group : ProcessGroup
     xp : module
         The array module of the gradients.

@@ -154,7 +154,7 @@ def parallel_cross_entropy(
     Parameters
     ----------
     logits : Tensor of shape (..., k / size of the group)
-        Of the classes of this rank; ranks have consecutive ranges of classes.
+        The logits of this rank's classes; ranks have consecutive ranges of classes.
     labels : array of integers of shape (...)
         The right class of each row, 0 to k - 1, the same on all ranks.
     group : ProcessGroup

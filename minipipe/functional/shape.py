@@ -67,7 +67,7 @@ def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, Shape
     ----------
     a : Tensor of any shape
     axes : sequence of int, optional
-        Which axis of a comes first, second, …
+        The axes of a in their new order.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Parameters
     ----------
     tensors : sequence of Tensor
-        Of one dtype, and of one shape except for that axis.
+        Tensors of one dtype, and of one shape except for that axis.
     axis : int
 
     Returns
@@ -218,7 +218,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Parameters
     ----------
     tensors : sequence of Tensor
-        Of one dtype and shape.
+        Tensors of one dtype and shape.
     axis : int
 
     Returns

@@ -182,7 +182,7 @@ def conv1d(
     stride : int
         How far the kernel moves from one window to the next.
     padding : int or "same"
-        How many zeros are put before and after; see :func:`conv2d`.
+        The number of zeros before and after; see :func:`conv2d`.
     dilation : int
         The distance between neighbours in the kernel.
     groups : int
@@ -232,7 +232,7 @@ def conv2d(
     stride : int or (int, int)
         How far the kernel moves from one window to the next, down and to the right.
     padding : int, (int, int) or "same"
-        How many zeros are put above and below, and left and right. "same" keeps height
+        The number of zeros above and below, and left and right. "same" keeps height
         and width, with stride 1; if the number of zeros is odd, as for a kernel of
         even length, the one more comes after.
     dilation : int or (int, int)

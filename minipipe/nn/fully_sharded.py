@@ -602,7 +602,7 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     module : Module
         The same on all ranks.
     group : ProcessGroup
-        Of ranks that compute with different samples, such as the ``data`` of a
+        Ranks that compute with different samples, such as the ``data`` of a
         :class:`minipipe.Grid`.
 
     Raises

@@ -308,7 +308,7 @@ class Embedding(Module):
     Parameters
     ----------
     num_embeddings : int
-        How many symbols there are.
+        The number of symbols.
     width : int
         Length of each vector.
     initialiser : function, optional

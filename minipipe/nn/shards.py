@@ -31,7 +31,7 @@ class Shard:
     group : ProcessGroup
         Whose ranks keep one part each.
     shape : tuple of int
-        Of the whole parameter.
+        The shape of the whole parameter.
     axis : int
         Along which it is divided.
     blocks : tuple of int

@@ -35,7 +35,7 @@ class MultiHeadAttention(Module):
     Parameters
     ----------
     width : int
-        Of the input and the result; a multiple of num_heads.
+        The number of features of the input and the result; a multiple of num_heads.
     num_heads : int
     is_causal : bool
         Whether position i sees positions 0 to i only, as a language model must.
@@ -188,10 +188,11 @@ class CrossAttention(Module):
     Parameters
     ----------
     width : int
-        Of the sequence and the result; a multiple of num_heads.
+        The number of features of the sequence and the result; a multiple of
+        num_heads.
     num_heads : int
     memory_width : int, optional
-        Of the memory; by default the same.
+        The number of features of the memory; by default ``width``.
     dtype : dtype, optional
         float32 by default.
     dropout : float
@@ -390,7 +391,7 @@ class TransformerBlock(Module):
     Parameters
     ----------
     width : int
-        Of the input and the result.
+        The number of features of the input and the result.
     num_heads : int
         Divides width.
     is_causal : bool
@@ -477,7 +478,7 @@ class DecoderBlock(Module):
     Parameters
     ----------
     width : int
-        Of the input and the result.
+        The number of features of the input and the result.
     num_heads : int
         Divides width.
     hidden : int, optional

@@ -33,7 +33,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     Parameters
     ----------
     parameters : iterable of Parameter
-        Those without a gradient do not count.
+        Parameters without a gradient do not count.
     max_norm : float
         Above 0. ``inf`` only measures.
 
@@ -232,7 +232,7 @@ class LossScale(Familiar):
     factor : float
         Above 1.
     growth_interval : int
-        How many updates without an overflow it takes to grow; at least 1.
+        The number of updates without an overflow before it grows; at least 1.
     minimum : float
         Above 0. A value below it is an error.
 

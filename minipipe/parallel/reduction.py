@@ -539,7 +539,8 @@ def equal_parts(sizes: tuple[int, ...], n: int) -> list[list[tuple[int, slice]]]
             end = min(stop, first + size) - first
             # One member finds out whether an array without elements is None.
             if begin < end or (size == 0 and member == n - 1):
-                part.append((i, slice(begin, end) if size else slice(0, 0)))
+                elements = slice(begin, end) if size else slice(0, 0)
+                part.append((i, elements))
             first += size
         parts.append(part)
     return parts
@@ -572,7 +573,9 @@ def bytes_of_sum(arrays: Sequence[tuple[int, int]], n: int, place: int) -> int:
     parts = _bytes_of_parts(arrays, n)
     others = sum(parts) - parts[place]
     received = max(others, (n - 1) * parts[place])
-    return others + parts[place] + received if n > 1 else 0
+    if n == 1:
+        return 0
+    return others + parts[place] + received
 
 
 def bytes_sent_in_sum(arrays: Sequence[tuple[int, int]], n: int, place: int) -> int:

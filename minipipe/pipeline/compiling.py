@@ -108,12 +108,11 @@ class Compiling:
     def note(self, framing: Framing, trainer: Executor) -> None:
         """Note that an ordinary training step has ended: others may be like it."""
         compiler = self._compilers.get("step")
-        self._repeated = (
-            None
-            if compiler is None
-            else framing.repeated(trainer, compiler, self._repeated)
-        )
-        self.repeated = _ordinary if self._repeated is None else self._repeated.run
+        if compiler is not None:
+            self._repeated = framing.repeated(trainer, compiler, self._repeated)
+        self.repeated = _ordinary
+        if self._repeated is not None:
+            self.repeated = self._repeated.run
 
     def stop_repeating(self) -> None:
         """Make the next training step an ordinary one."""
@@ -178,5 +177,8 @@ class Compiling:
         return program.sources[stage]
 
     def _latest(self) -> Any:
-        compiler = self._compilers.get("run" if self._has_updates else "step")
-        return None if compiler is None else compiler.latest
+        call = "run" if self._has_updates else "step"
+        compiler = self._compilers.get(call)
+        if compiler is None:
+            return None
+        return compiler.latest

@@ -100,7 +100,9 @@ class LossDelivery:
 
     def _senders(self, num_findings: int) -> list[int]:
         others = [rank for rank in range(self.group.size) if rank != self.root]
-        return [self.root, *others] if num_findings else [self.root]
+        if not num_findings:
+            return [self.root]
+        return [self.root, *others]
 
 
 def _num_results(batch: Batch) -> int:
@@ -160,13 +162,13 @@ class _Reading:
         self._delivery = delivery
         self._batch = batch
         self._check = check
-        self._outputs = (
-            deliver_outputs(group, root, batch) if batch.objective.where else None
-        )
+        self._outputs = None
+        if batch.objective.where:
+            self._outputs = deliver_outputs(group, root, batch)
         self.num_findings = len(findings)
-        self.own: list[float] = (
-            batch.objective.numbers(*findings) if group.rank == root else [*findings]
-        )
+        self.own: list[float] = [*findings]
+        if group.rank == root:
+            self.own = batch.objective.numbers(*findings)
 
     def loss(self, found: dict[int, list[float]]) -> BatchLoss:
         """Return the loss from the numbers of all ranks, after checking it."""
@@ -195,13 +197,14 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
         The rank of the last stage.
     batch : Batch
     """
-    found = batch.outputs() if group.rank == root else None
+    outputs = batch.outputs() if group.rank == root else None
     if batch.objective.where == "everywhere":
-        message = None if found is None else found.to_message()
-        found = Payload.from_message(
+        message = None if outputs is None else outputs.to_message()
+        outputs = Payload.from_message(
             group.broadcast(message, root, what=part_of(batch.call))
         )
-        found = found._replace(
-            arrays=[a if a.flags.writeable else a.copy() for a in found.arrays]
-        )
-    return None if found is None else batch.returned(found)
+        arrays = [a if a.flags.writeable else a.copy() for a in outputs.arrays]
+        outputs = outputs._replace(arrays=arrays)
+    if outputs is None:
+        return None
+    return batch.returned(outputs)

@@ -7,7 +7,7 @@ handshake makes the batch of them, the other handlers leave their results in the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,9 @@ class Framing:
         self._sums = sums
         self._finite = finite
         self._pending = pending
-        self._gathered = plan.sharded_stages if gathers_stages else frozenset()
+        self._gathered: Collection[int] = ()
+        if gathers_stages:
+            self._gathered = plan.sharded_stages
 
     def program(self, clip: bool = False, update: bool = False) -> Program:
         """Return the program of a training step with everything that its ranks do in

@@ -156,7 +156,7 @@ class Pipeline(FamiliarPipeline):
     partition : list of range
     seed, dropout_seed : int
     num_steps : int
-        How many training steps were taken. Dropout and the like draw from the dropout
+        The number of training steps taken. Dropout and the like draw from the dropout
         seed and this number. May be set, to the same number on every rank.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by
@@ -1276,7 +1276,7 @@ class Pipeline(FamiliarPipeline):
         Returns
         -------
         str
-            Of an eager pipeline, a function with one call for each instruction; the
+            For an eager pipeline, a function with one call for each instruction; the
             variables are the values that instructions leave for each other, named by
             stage and microbatch. Of a compiled one, the whole program: the sections of
             its stages, and the schedule that calls them.
@@ -1420,7 +1420,7 @@ class Pipeline(FamiliarPipeline):
         inputs : array of shape (samples, ...)
         targets : array of shape (samples, ...)
         num_steps : int
-            How many steps to measure, after two that are not; at least 1.
+            The number of measured steps, after two that are not measured; at least 1.
 
         Returns
         -------

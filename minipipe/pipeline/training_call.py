@@ -25,7 +25,7 @@ class TrainingCall:
     is_training : bool
         The mode of the pipeline.
     num_steps : int
-        How many steps were taken before.
+        The number of steps taken before.
     waits : bool
         Whether the call waits for its loss.
     accumulates : bool

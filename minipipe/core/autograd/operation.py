@@ -329,7 +329,7 @@ class Plan:
     gradients : sequence of Value
         One for each input that needs a gradient.
     names : sequence of str, optional
-        Those that it keeps; by default those that are needed.
+        The names of the values that it keeps; by default the needed values.
 
     Attributes
     ----------

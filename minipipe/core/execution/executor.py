@@ -461,7 +461,7 @@ class Binding(NamedTuple):
     takes : list of Value
         In the order of the handler's parameters.
     gives : list of (int, Value)
-        Which of the results of the handler is which value.
+        The values that it gives, each with its place among the handler's results.
     is_only : bool
         Whether the handler returns one value, and no tuple.
     """

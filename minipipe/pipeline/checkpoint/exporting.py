@@ -142,24 +142,25 @@ def load_weights(
             f"{path} was written by minipipe in its own layout; leave out "
             "layout='torch'."
         )
-    known = layout or (written_in if written_in in _LAYOUTS else None)
+    known: str | None = layout
+    if known is None and written_in in _LAYOUTS:
+        known = written_in
     try:
-        model.load_state_dict(from_torch(model, state) if known == "torch" else state)
+        values = state
+        if known == "torch":
+            values = from_torch(model, state)
+        model.load_state_dict(values)
     except ParameterError as error:
-        hint = (
-            " It fits in PyTorch's layout: pass layout='torch'."
-            if known is None and _fits(model, state)
-            else ""
-        )
+        hint = ""
+        if known is None and _fits(model, state):
+            hint = " It fits in PyTorch's layout: pass layout='torch'."
         raise ParameterError(
             error.code, f"{path} cannot be loaded: {error.message}{hint}"
         ) from None
     if known is None and (names := undecided(model, state)):
-        square = (
-            f"{names[0]} is square"
-            if len(names) == 1
-            else f"{names[0]} and {len(names) - 1} more are square"
-        )
+        square = f"{names[0]} is square"
+        if len(names) > 1:
+            square = f"{names[0]} and {len(names) - 1} more are square"
         warnings.warn(
             f"{path} does not name its layout, and {square}: loaded in minipipe's "
             "layout, (inputs, outputs). "
@@ -181,8 +182,10 @@ def _weights_in(
         )
         return unpacked(content), metadata_of(content).get("layout")
     except FileError as error:
-        why = f" This model has {size:,} numbers." if error.code == "too-large" else ""
-        raise FileError(error.code, error.message + why) from None
+        message = error.message
+        if error.code == "too-large":
+            message += f" This model has {size:,} numbers."
+        raise FileError(error.code, message) from None
     except CheckpointError as error:
         raise CheckpointError(
             error.code, f"{path} cannot be loaded: {error.message}"

@@ -281,5 +281,7 @@ def from_rank_0(
     """Return on every rank the result of a function on rank 0, or raise its
     CheckpointError. Collective.
     """
-    mine = attempt(act, *given) if group.rank == 0 else None
+    mine = None
+    if group.rank == 0:
+        mine = attempt(act, *given)
     return results([broadcast(group, 0, mine, call)])[0]

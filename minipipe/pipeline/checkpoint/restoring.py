@@ -58,7 +58,7 @@ class Restored(NamedTuple):
         The argument of ``save`` on the rank of the first stage, on every rank. Tuples
         and arrays come as lists, the keys of dicts as strings.
     path : Path
-        Of the checkpoint.
+        The path of the checkpoint.
 
     Examples
     --------

@@ -121,7 +121,7 @@ def save(
     Parameters
     ----------
     folder : str or Path
-        Of all checkpoints of a run; made if it is not there. On several hosts all ranks
+        The folder of all checkpoints of a run; made if it does not exist. On several hosts all ranks
         must see the same folder. One job at a time writes into it.
     pipeline : Pipeline
     optimiser : Optimiser, or mapping of str to Optimiser
@@ -142,7 +142,7 @@ def save(
     Returns
     -------
     Path
-        Of this checkpoint, a folder in ``folder``.
+        The path of this checkpoint, a folder in ``folder``.
 
     Raises
     ------

@@ -177,16 +177,19 @@ class OptimiserState:
 
 
 def _each(kept: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    return {
-        what: change(value) if backend.is_array(value) else value
-        for what, value in kept.items()
-    }
+    changed = dict(kept)
+    for name, value in kept.items():
+        if backend.is_array(value):
+            changed[name] = change(value)
+    return changed
 
 
 def _entry(value: Any) -> Any:
     # A scalar of NumPy's decides about dtypes as an array does, and a number of
     # Python's does not.
-    return np.asarray(value) if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    return value
 
 
 def names_of(pipeline: Pipeline, parameters: Iterable[Parameter]) -> list[str]:
@@ -313,7 +316,9 @@ def everyone(pipeline: Pipeline) -> ProcessGroup:
     """Return the group of all ranks that save and restore together: on a device mesh,
     the ranks of all parts.
     """
-    return pipeline.grid.group if pipeline.grid else pipeline.group
+    if pipeline.grid:
+        return pipeline.grid.group
+    return pipeline.group
 
 
 def begin_call(pipeline: Pipeline, call: str) -> None:
@@ -357,13 +362,15 @@ def checked(
             f"checkpoint.{call} got {given}; expected a path and a Pipeline first."
         )
         raise ArgumentError("type", message)
-    named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
-    found = {name: one for name, one in named.items() if one is not None}
-    for name, one in found.items():
+    named = optimiser
+    if not isinstance(optimiser, Mapping):
+        named = {"optimiser": optimiser}
+    optimisers = {name: one for name, one in named.items() if one is not None}
+    for name, one in optimisers.items():
         _OPTIMISER.check("optimiser", one)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError(
                 f"{name!r} is not a name for an optimiser; expected a string, such "
                 "as 'body'."
             )
-    return found
+    return optimisers

@@ -352,9 +352,9 @@ def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
     try:
         dtype = backend.numpy_dtype(_DTYPES[entry["dtype"]])
     except (KeyError, TypeError):
-        advice = (
-            ": pip install ml_dtypes, and import it" if entry["dtype"] == "BF16" else ""
-        )
+        advice = ""
+        if entry["dtype"] == "BF16":
+            advice = ": pip install ml_dtypes, and import it"
         raise CheckpointError(
             "value",
             f"{name} has the dtype {entry['dtype']}, which NumPy does not "

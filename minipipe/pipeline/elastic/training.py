@@ -77,7 +77,7 @@ class Trained(NamedTuple):
         The one that was made last; its group has the ranks that are left.
     optimiser : Optimiser
     others : tuple
-        Whatever else ``make`` returned.
+        The other results of ``make``.
     results : list
         The results of ``step`` for each step, on this rank, without pending losses.
 
@@ -242,7 +242,9 @@ class _Training:
         """
         self.made = None  # whose memory is needed
         made = self.made = Made.checked(self._make(group))  # [4]
-        first = 0 if vault is None else self._restored(group, vault, made)
+        first = 0
+        if vault is not None:
+            first = self._restored(group, vault, made)
         for k in range(first, self._num_steps):
             if (
                 vault is not None

@@ -254,10 +254,10 @@ def changed_bits(before: Plan, now: Plan) -> str:
         for what, (old, new) in numbers.items()
         if old != new
     ]
+    if not changed:
+        return ""
     return (
         f" With {', '.join(changed)}, gradients differ in the last bits from here on."
-        if changed
-        else ""
     )
 
 
@@ -274,7 +274,9 @@ def ranks(numbers: Iterable[int]) -> str:
 
 def _words(noun: str, numbers: Iterable[int]) -> str:
     *first, last = map(str, sorted(numbers))
-    return f"{noun}s {', '.join(first)} and {last}" if first else f"{noun} {last}"
+    if not first:
+        return f"{noun} {last}"
+    return f"{noun}s {', '.join(first)} and {last}"
 
 
 # -- the state that training changes ---------------------------------------------------
