@@ -31,7 +31,7 @@ from minipipe.io import printable
 from minipipe.schedules.registry import REGISTRY, spelled
 
 _MOST_DIGITS = 18  # of the length of a message
-# of a message: five times the text of the longest schedule that the editor accepts
+# The longest message: five times the text of the longest schedule in the editor.
 _MOST_BYTES = 2**20
 
 
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Page
     protocol_version = "HTTP/1.1"
     timeout = 30  # seconds for a request to arrive
-    # otherwise each answer would wait 40 ms for the acknowledgement of its headers
+    # Nagle's algorithm delays each answer by 40 ms, until its headers are acknowledged.
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: str, kind: str = "text/plain") -> None:
         data = content.encode()
-        # a refused message was not read
+        # The body of a refused message was not read, so close the connection.
         self.close_connection = self.close_connection or status != 200
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")

@@ -30,6 +30,7 @@ from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import columns_of_terminal, printable
 
 _MOST = 500  # characters of an error message about an argument
+_SHOWN = 5  # further problems of a schedule
 
 # Verb and purpose, which fit a line of 80 columns.
 VERBS = {
@@ -110,7 +111,7 @@ def _run(arguments: list[str]) -> int:
     verb = import_module(f"minipipe.cli.{arguments[0]}")
     parser = _parser_of(arguments[0], verb)
     end = len(arguments)
-    # options of a program, which argparse would not know
+    # The arguments after -- belong to a program, and argparse does not know them.
     if getattr(verb, "PASSES_ON", False) and "--" in arguments:
         end = arguments.index("--")
     options = parser.parse_args(arguments[1:end])
@@ -213,12 +214,12 @@ def _complete() -> NoReturn:
     """
     import argcomplete
 
-    _, *words = [*os.environ["COMP_LINE"].split(), ""]
-    argcomplete.autocomplete(_of_all_verbs(words[0]))
+    _, *typed = [*os.environ["COMP_LINE"].split(), ""]
+    argcomplete.autocomplete(_of_all_verbs(typed[0]))
     raise AssertionError("argcomplete exits")
 
 
-def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
+def _of_all_verbs(chosen: str = "") -> argparse.ArgumentParser:
     """Return the parser of all verbs, with the options of one verb, so that no other
     verb is imported.
     """
@@ -233,7 +234,7 @@ def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
     added = parser.add_subparsers(required=True, metavar="VERB", help=argparse.SUPPRESS)
     for name, purpose in VERBS.items():
         of_verb = added.add_parser(name, help=purpose)
-        if name == asked:
+        if name == chosen:
             _declare(of_verb, import_module(f"minipipe.cli.{name}"))
     return parser
 
@@ -276,7 +277,7 @@ def _answer(
         return status
 
 
-def _complaint(error: MinipipeError, shown: int = 5) -> str:
+def _complaint(error: MinipipeError) -> str:
     """Return the first problem with its drawing, and the messages of the next ones."""
     if not isinstance(error, ScheduleError):
         return error.message
@@ -284,7 +285,9 @@ def _complaint(error: MinipipeError, shown: int = 5) -> str:
     lines = [f"[{first.code}] {first.message}"]
     if error.grid:
         lines.append(f"\n{error.grid}\n")
-    lines += [f"also: [{problem.code}] {problem.message}" for problem in others[:shown]]
-    if len(others) > shown:
-        lines.append(f"and {len(others) - shown} more")
+    lines += [
+        f"also: [{problem.code}] {problem.message}" for problem in others[:_SHOWN]
+    ]
+    if len(others) > _SHOWN:
+        lines.append(f"and {len(others) - _SHOWN} more")
     return "\n".join(lines).rstrip()

@@ -222,13 +222,13 @@ def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Progra
         raise misuse(f"{problem}; leave --rows out.")
     has_replicas = schedule.has_replicas and not schedule.is_forward_only
     if isinstance(schedule, Schedule) and has_replicas:
-        # replicas of a schedule's own, which must sum their gradients up
+        # The replicas of a bidirectional schedule also need gradient all-reduces.
         schedule = _copies(schedule, 1)
     return frame(lower(schedule))
 
 
 def _copies(schedule: Schedule, replicas: int) -> Schedule:
-    # on demand: most commands have one copy
+    # On demand: most commands have no replicas.
     from minipipe.schedules.analysis.data_parallel import data_parallel
 
     return data_parallel(schedule, replicas)

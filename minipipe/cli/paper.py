@@ -40,7 +40,7 @@ EPILOG = Template(help_text("paper")).substitute(
 )
 
 _HEAD = "model GPUs t p d m v recompute seconds paper TF/s paper error"
-# of a run, by their names in the data; two are attributes of other names
+# The sizes of a run, by their names in the data; one attribute has another name.
 _SIZES = (
     *("model", "gpus", "tensor", "pipeline", "replicas"),
     *("num_microbatches", "chunks_per_rank", "recompute"),

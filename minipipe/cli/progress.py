@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from minipipe.io import MARK, is_terminal, printable
 
-# seconds between two lines: one in 10 s is promised, and a busy machine is late
+# Seconds between two lines: less than the promised 10 s, for busy machines.
 _INTERVAL = 8.0
 _REFRESH = 0.5  # seconds between two drawings of a bar
 _DELAY = 2.0  # seconds in which a verb that is usually quick prints nothing
@@ -123,7 +123,7 @@ class Progress:
 
     def _draw(self, elapsed: float) -> None:
         state = printable(self._describe() or self.work)
-        # beside a bar of at least 20 columns
+        # The bar and the elapsed time take the other 40 columns.
         width = max(20, (self._bar.ncols or 80) - 40)
         if len(state) > width:
             state = f"{state[: width - 1]}…"

@@ -73,7 +73,7 @@ def _job(options: argparse.Namespace) -> JobSpec:
             raise ArgumentError(f"{reason}, as in -n 4 train.py.")
         ranks = sum(host.slots for host in hosts)
     min_ranks = options.min_ranks or 1
-    # also the slots of the hostfile
+    # This also limits the number of slots in the hostfile.
     RANKS.check("-n", ranks)
     COUNT._replace(maximum=ranks).check("--min-ranks", min_ranks)
     probe: tuple[str, ...] = PROBE

@@ -16,6 +16,8 @@ from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.timeline import ONE_UNIT
 from minipipe.search.gallery import GALLERY, known_bound
 
+_SHOWN = 6  # actions at either end of a critical path
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -123,8 +125,8 @@ def _path(timeline: Timeline) -> list[str]:
     return [str(span.action) for _, span in timeline.critical_path]
 
 
-def _shortened(path: list[str], shown: int = 6) -> str:
+def _shortened(path: list[str]) -> str:
     """Leave out the middle of a long path."""
-    if len(path) > 2 * shown:
-        path = [*path[:shown], "…", *path[-shown:]]
+    if len(path) > 2 * _SHOWN:
+        path = [*path[:_SHOWN], "…", *path[-_SHOWN:]]
     return " ".join(path)

@@ -1,7 +1,7 @@
 """The arguments of sections in a compiled row: the names of its arrays.
 
-For a slice of a sequence these are also the keys and values that its earlier slices
-have passed on, and the gradients that come back for its own::
+For a slice of a sequence these include the keys and values of earlier slices, and the
+gradients of its keys and values from later ones::
 
     0F0.0    forward_0(x[0:2], passed0_0_0, passed0_0_1, out0_0)
     0F0.1    forward_0b(x[2:4], passed0_0_0, passed0_0_1, passed0_1_0, …)
@@ -26,25 +26,24 @@ Place = tuple[int, int]
 
 
 class Arguments:
-    """The names of the arrays of a row, as far as it is printed.
+    """The names of the arrays in the lines of a row so far.
 
     Parameters
     ----------
     num_slices : int
-        Of a sequence.
+        The number of slices of a sequence.
     xp : module
-        Of the arrays.
+        The module of the arrays.
 
     Attributes
     ----------
     inputs, gradients : dict of (int, int) to str
-        By stage and microbatch, the value that it gets, and the gradient that has come
-        back.
+        By stage and microbatch, its input, and the gradient of its result.
     results, passed : dict of (int, int) to list of str
-        By stage and microbatch, the arrays that its forward leaves; and those among
-        them for later slices.
+        By stage and microbatch, the results of its forward; and those among them for
+        later slices.
     begun : set of int
-        The stages that have given a weight gradient.
+        The stages whose weight gradients have a first contribution.
     """
 
     def __init__(self, num_slices: int, xp: ModuleType = np) -> None:
@@ -54,41 +53,44 @@ class Arguments:
         self.gradients: dict[Place, str] = {}
         self.results: dict[Place, list[str]] = {}
         self.passed: dict[Place, list[str]] = {}
-        self._came: dict[Place, list[str]] = {}  # gradients of what was passed on
+        # Gradients of the arrays for later slices.
+        self._passed_gradients: dict[Place, list[str]] = {}
         self._batch: dict[tuple[str, int], list[str]] = {}
         self.begun: set[int] = set()
 
-    def of_batch(self, letter: str, given: str, parts: Any) -> Iterator[str]:
-        """Yield the lines that name the arrays of a batch, and remember its rows."""
+    def of_batch(self, letter: str, source: str, parts: Any) -> Iterator[str]:
+        """Yield the lines that unpack a batch, and note the arguments of microbatches."""
         if isinstance(parts, Cut):
-            names = [f"{letter}{i}" for i in range(len(parts.whole.arrays))]
-            names = [letter] if len(names) == 1 else names
-            yield f"    {', '.join(names)}, = {given}.whole.arrays"
-            whole = parts.whole.replicated
+            names = [letter]
+            if len(parts.whole.arrays) > 1:
+                names = [f"{letter}{i}" for i in range(len(parts.whole.arrays))]
+            yield f"    {', '.join(names)}, = {source}.whole.arrays"
+            replicated = parts.whole.replicated
             for k, rows in enumerate(parts.rows):
-                where = f"{rows.start}:{rows.stop}"
-                if not self._is_in_numpy:  # the array API asks for all axes
-                    where += ", ..."
-                own = [f"{name}[{where}]" for name in names]
-                own = [name if i in whole else own[i] for i, name in enumerate(names)]
-                self._batch[letter, k] = own
+                index = f"{rows.start}:{rows.stop}"
+                if not self._is_in_numpy:  # the array API requires an index of all axes
+                    index += ", ..."
+                self._batch[letter, k] = [
+                    name if i in replicated else f"{name}[{index}]"
+                    for i, name in enumerate(names)
+                ]
             return
-        yield f"    {letter} = [each.arrays for each in {given}]"
+        yield f"    {letter} = [each.arrays for each in {source}]"
         for k, part in enumerate(parts):
-            own = [f"{letter}[{k}][{i}]" for i in range(len(part.arrays))]
-            self._batch[letter, k] = own
+            count = len(part.arrays)
+            self._batch[letter, k] = [f"{letter}[{k}][{i}]" for i in range(count)]
 
     def call(
         self, program: StageProgram, section: str, k: int, out: Sequence[str]
     ) -> str:
-        """Return the call of a section, which writes into some arrays."""
+        """Return the call of a section that writes into the arrays ``out``."""
         arguments = []
         for parameter in program.sections.parameters[section]:
             if parameter.startswith("out"):
                 arguments.append(out[int(parameter[3:])])
             elif parameter == "prepared":
-                before = preparation_of(section)
-                arguments.append(self.call(program, before, k, out))
+                preparation = preparation_of(section)
+                arguments.append(self.call(program, preparation, k, out))
             else:
                 arguments.append(self.of(parameter, program, k))
         return f"{program.name_of(section)}({', '.join(arguments)})"
@@ -114,37 +116,48 @@ class Arguments:
         """Return an array of a stage's input, of the targets, or of earlier slices."""
         count = program.recorded.num_inputs
         if i >= count:
-            targets = self._batch["y", k] if program.recorded.result is None else []
-            places = [(program.stage, each) for each in self._before(k)]
-            passed = [name for each in places for name in self.passed.get(each, ())]
-            return [*targets, *passed][i - count]
+            further = []
+            if program.recorded.result is None:
+                further += self._batch["y", k]  # the targets
+            for earlier in self._before(k):
+                further += self.passed.get((program.stage, earlier), ())
+            return further[i - count]
         if program.stage == 0:
             return self._batch["x", k][i]
         return f"{self.inputs[program.stage, k]}_{i}"
 
     def _gradient(self, program: StageProgram, k: int, i: int) -> str:
-        """Return a gradient of a stage's result, or of what it has passed on."""
+        """Return a gradient of a stage's result, or of its arrays for later slices."""
         place = (program.stage, k)
-        came = program.recorded.came
-        count = 1 if came is None else len(came.shapes)
+        form = program.recorded.output_gradient
+        count = 1  # the seed
+        if form is not None:
+            count = len(form.shapes)
         if i >= count:
-            return self._came[place][i - count]
-        name = self.gradients.get(place)
-        return f"seeds[{k}]" if name is None else f"{name}_{i}"
+            return self._passed_gradients[place][i - count]
+        if place in self.gradients:
+            return f"{self.gradients[place]}_{i}"
+        return f"seeds[{k}]"
 
     def _before(self, k: int) -> range:
-        """Return the slices of a sequence before one."""
+        """Return the earlier slices of the sequence of a slice."""
         return range(k - k % self._num_slices, k)
 
     def added(self, stage: int, k: int, names: Sequence[str]) -> Iterator[str]:
-        """Yield the lines that add gradients of what earlier slices have passed on."""
-        new = iter(names)
-        for before in self._before(k) if names else ():
-            own = [next(new) for _ in self.passed[stage, before]]
-            came = self._came.setdefault((stage, before), own)
-            for i, (total, part) in enumerate(zip(came, own)):
+        """Yield the lines that add gradients of the arrays of earlier slices."""
+        if not names:
+            return
+        remaining = iter(names)
+        for earlier in self._before(k):
+            parts = [next(remaining) for _ in self.passed[stage, earlier]]
+            totals = self._passed_gradients.setdefault((stage, earlier), parts)
+            for i, (total, part) in enumerate(zip(totals, parts)):
                 if total == "None":
-                    came[i] = part
+                    totals[i] = part
                 elif part not in ("None", total):
-                    in_numpy = f"add({total}, {part}, {total})"
-                    yield in_numpy if self._is_in_numpy else f"{total}[...] += {part}"
+                    yield self._addition(total, part)
+
+    def _addition(self, total: str, part: str) -> str:
+        if self._is_in_numpy:
+            return f"add({total}, {part}, {total})"
+        return f"{total}[...] += {part}"

@@ -1,12 +1,12 @@
 """Messages of another form than the program of a rank was recorded with.
 
-A program is chosen before the first message of a step has come. If another rank has
-frozen its parameters, say, activations come that require no gradient, and this rank has
-no way to know. It has computed and sent nothing yet, since that is its first message
+A rank chooses a program before the first message of a step has arrived. If another rank
+has frozen its parameters, for example, the activations require no gradient, which this
+rank cannot know. It has computed and sent nothing yet, because that is its first message
 from the stage before, so it can begin the schedule again, without the program::
 
     program     RECV_F  wait: another form
-    recording   RECV_F  F  SEND_F  …        the RECV_F takes the message that has come
+    recording   RECV_F  F  SEND_F  …        the RECV_F takes the message that has arrived
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Arrived:
-    """A request that is over: its message has come.
+    """A completed request, whose message has arrived.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ class Arrived:
 
 
 class OtherForm(MessageError):
-    """A value came in another form than before.
+    """Raised for a message of another form than before.
 
     Attributes
     ----------
     value : Value
-        That the message carries.
+        The value of the message.
     arrived : Arrived
     """
 
@@ -53,5 +53,5 @@ class OtherForm(MessageError):
 
 
 def has_run(executor: Executor) -> bool:
-    """Return whether something of the schedule has run: it cannot begin once more."""
+    """Return whether actions of the schedule have run: then it cannot begin again."""
     return bool(executor.record.ran or executor.record.sent)

@@ -21,13 +21,13 @@ from minipipe.core.autograd.backend import Array
 
 
 class Held(Kept):
-    """Values that the compiled forward of a microbatch leaves for its backward.
+    """Values that the compiled forward of a microbatch keeps for its backward.
 
     Parameters
     ----------
     entry : CacheEntry
     key : Key
-        Of the random numbers of the microbatch.
+        The key of the random numbers of the microbatch.
     inputs : iterable of array
 
     Attributes
@@ -57,11 +57,11 @@ class CacheEntry:
     ----------
     recorded : Recorded
     name : str
-        Ends the names of the functions.
+        The end of the names of the functions.
     recorder : Recorder
-        Has the parameters.
+        The recorder of the stage, which has its parameters.
     pool : Pool
-        For temporaries.
+        The memory of temporaries.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
-"""Knowledge of the recording of a stage about an array module, NumPy or another one.
+"""Properties of an array module, NumPy or another one, that a recording depends on.
 
-Everything follows from the names of the array API and of NumPy, and from what functions
-say of themselves: there is no branch for a module of a certain name.
+All properties follow from the names of the array API and of NumPy, and from attributes
+of functions: there is no branch for a module of a certain name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Shape
 
-# Each element of the result has one right value, which follows from the elements at
-# its place: whatever path a module takes, the bits are the same.
+# Elementwise functions that are rounded correctly: the bits are the same whatever path
+# a module takes.
 _EXACT = """
     add subtract multiply divide negative positive absolute fabs maximum minimum sqrt
     square sign floor ceil rint trunc equal not_equal less less_equal greater
@@ -30,7 +30,7 @@ _STATIC = """
     permute_dims transpose matrix_transpose swapaxes expand_dims squeeze tril triu dot
     astype cumsum reshape zeros_like ones_like pad split
 """
-# More of these, which are ufuncs in NumPy, or are never asked of NumPy's arrays.
+# More such functions, which in NumPy are ufuncs, or are not called for its arrays.
 _STATIC_ELSEWHERE = """
     abs acos acosh asin asinh atan atan2 atanh bitwise_invert bitwise_left_shift
     bitwise_right_shift cos cosh exp expm1 floor_divide hypot log log10 log1p log2
@@ -41,8 +41,8 @@ _STATIC_ELSEWHERE = """
 _WITH_OUT = "concat stack clip"
 _REDUCTIONS = "max min amax amin sum mean cumsum"
 _FILLINGS = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1}
-_FILLINGS |= {"empty": 0, "empty_like": 0}  # of which every element is written later
-# Functions, methods and indices whose result may lie in the memory of the argument.
+_FILLINGS |= {"empty": 0, "empty_like": 0}  # every element is written later
+# Functions and methods whose result may be a view of the argument.
 _VIEWS = """
     reshape permute_dims transpose matrix_transpose swapaxes expand_dims squeeze
     broadcast_to broadcast_arrays flip moveaxis asarray astype split view ravel
@@ -58,12 +58,11 @@ class Dialect:
     xp : module
     is_numpy : bool
     has_out : bool
-        Whether functions write their results into arrays that exist, as NumPy's do.
-        Then arrays have strides, and views know the array in whose memory they lie.
-        Programs for other modules assign every result to a variable.
+        Whether functions take ``out``, as NumPy's do. Then arrays have strides, and
+        views have a base. Programs for other modules assign every result to a variable.
     exact, static, with_out, reductions : frozenset of function
     names : dict of function to str
-        Under which programs call functions of another module than NumPy.
+        The names of the functions in programs, for other modules than NumPy.
     """
 
     def __init__(self, xp: ModuleType) -> None:
@@ -82,17 +81,19 @@ class Dialect:
                 self.names.setdefault(getattr(xp, name, None), name)
 
     def _functions(self, names: str) -> frozenset[Any]:
-        found = (getattr(self.xp, name, None) for name in names.split())
-        return frozenset(each for each in found if each is not None)
+        functions = (getattr(self.xp, name, None) for name in names.split())
+        return frozenset(each for each in functions if each is not None)
 
     def ufunc(self, function: Any) -> Any:
-        """Return the function of this module that is a ufunc of NumPy's in NumPy."""
+        """Return the counterpart of a ufunc of NumPy's; None for a module without."""
         if self.is_numpy:
             return function
-        return getattr(self.xp, function.__name__) if self.has_out else None
+        if self.has_out:
+            return getattr(self.xp, function.__name__)
+        return None
 
     def fill_value(self, function: Any) -> int | None:
-        """Return what a function fills its result with; None for another function."""
+        """Return the number with which a function fills an array; None for others."""
         for name, value in _FILLINGS.items():
             if function is getattr(self.xp, name, None):
                 return value
@@ -108,18 +109,21 @@ class Dialect:
             name = backend.numpy_dtype(value).name
         except TypeError:
             return None
-        return name if getattr(self.xp, name, None) == value else None
+        if getattr(self.xp, name, None) == value:
+            return name
+        return None
 
     def dtype(self, dtype: np.dtype) -> Any:
         """Return the dtype of this module that has the name of one of NumPy's."""
-        return dtype.type if self.is_numpy else getattr(self.xp, dtype.name)
+        if self.is_numpy:
+            return dtype.type
+        return getattr(self.xp, dtype.name)
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         """Return a new array of one of NumPy's dtypes or of this module's."""
         if self.is_numpy:
             return np.empty(shape, dtype)
-        own = self.dtype(backend.numpy_dtype(dtype))
-        return self.xp.empty(shape, dtype=own)
+        return self.xp.empty(shape, dtype=self.dtype(backend.numpy_dtype(dtype)))
 
     def in_memory(self, memory: Array, offset: int, shape: Shape, dtype: Any) -> Array:
         """Return an array that lies in the memory of an array of bytes."""
@@ -130,27 +134,29 @@ class Dialect:
 
 
 def is_ufunc(function: Any) -> bool:
-    """Return whether a function is one of each element, and takes ``out``: in NumPy and
-    modules like it, such a function knows the number of its results.
+    """Return whether a function is a ufunc of NumPy or of a similar module.
+
+    Such a function is elementwise, takes ``out``, and has the number of its results as
+    an attribute.
     """
     return hasattr(function, "nout")
 
 
 @lru_cache(maxsize=16)
 def dialect_of(xp: ModuleType) -> Dialect:
-    """Return what is known of an array module."""
+    """Return the dialect of an array module."""
     return Dialect(xp)
 
 
 def strides_of(array: Array) -> tuple[int, ...]:
-    """Return the strides of an array; of one without strides, those in C order."""
-    found = getattr(array, "strides", None)
-    if found is None:
+    """Return the strides of an array; in C order, if its module has no strides."""
+    strides = getattr(array, "strides", None)
+    if strides is None:
         size = backend.numpy_dtype(array.dtype).itemsize
         return new_strides(array.shape, size)
-    return found
+    return strides
 
 
 def new_strides(shape: Shape, size: int) -> tuple[int, ...]:
-    """Return the strides of a new array in C order, with elements of so many bytes."""
+    """Return the strides of a new array in C order, for elements of ``size`` bytes."""
     return np.empty(shape, f"V{size}").strides

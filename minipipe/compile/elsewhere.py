@@ -1,14 +1,14 @@
 """Traced arrays of other modules than NumPy, and the module that operations see.
 
-NumPy calls a subclass of its arrays wherever one is an argument. The array API has
-another way in: ``array_module(x)`` (``core/autograd/backend.py``) asks an array for its
-module. A traced array answers with a :class:`Namespace`, whose functions note their
-calls as operators and methods do (``noting.py``). So a recording needs nothing of a
-module but the names that operations use anyway.
+NumPy dispatches to a subclass of its arrays if one is an argument. The array API
+dispatches by module: ``array_module(x)`` (``core/autograd/backend.py``) asks an array for
+its module. A traced array answers with a :class:`Namespace`, whose functions record their
+calls as operators and methods do (``noting.py``). So a recording needs only the names of
+a module that operations use anyway.
 
 Work on the host, such as drawing random numbers, is no part of a section: a device may
-run the section alone. Functions of :func:`backend.on_host` are noted as lines that run
-before it, and everything else that reads a value breaks the trace.
+run the section alone. Functions of :func:`backend.on_host` become lines that run before
+it, and everything else that reads a value is a graph break.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minipipe.compile.forms import (
     written_ufunc,
 )
 from minipipe.compile.lines import Form, Untraceable
-from minipipe.compile.noting import LOOKS, noted, operations
+from minipipe.compile.noting import METADATA, noted, operations
 from minipipe.core.autograd.backend import Shape
 
 _OPERATIONS = operations()
@@ -45,18 +45,18 @@ class TracedElsewhere(Traced):
     __array_ufunc__ = None  # NumPy's arrays leave operators to this class
 
     def __getattr__(self, name: str) -> Any:
-        # Reached for what this class lacks: it offers what the plain array has.
-        if name == "__cuda_array_interface__":  # an address, past the trace
+        # Python calls this for attributes that only the plain array has.
+        if name == "__cuda_array_interface__":  # an address, which bypasses the trace
             raise AttributeError(name)
         value = getattr(self.plain, name)
-        if name in LOOKS:
+        if name in METADATA:
             return value
         operation = _OPERATIONS.get(name)
         if isinstance(operation, property):
             return operation.__get__(self)
         if operation is not None:
             return partial(operation, self)
-        self.trace.spoil(f"reads a value, by {name.strip('_')}")
+        self.trace.graph_break(f"reads a value, by {name.strip('_')}")
         return value
 
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
@@ -66,30 +66,31 @@ class TracedElsewhere(Traced):
         return self.plain.shape[0]
 
     @staticmethod
-    def note_call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Note a call of a function of :func:`backend.one_line`: its inside, or one
-        line before the section if it works on the host.
+    def note_call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Record a call of a function of :func:`backend.one_line`.
+
+        Its body is recorded; or one line before the section, if it works on the host.
         """
-        trace = next(traced_in(given)).trace
+        trace = next(traced_in(args)).trace
         if trace.reason is not None:
-            return trace.unnoted(function(*plain_of(given)))
+            return trace.unnoted(function(*plain_of(args)))
         if not getattr(function, "is_on_host", False):
-            return function(*given)
-        shown = given
+            return function(*args)
+        visible = args
         if not function.reads_values:  # type: ignore[attr-defined]
-            shown = tuple(map(_shape_alone, given))
+            visible = tuple(map(_shape_alone, args))
         try:
-            form = _on_host(trace, function, shown)
+            form = _on_host(trace, function, visible)
         except Untraceable as error:
-            trace.spoil(str(error))
-            return trace.unnoted(function(*plain_of(given)))
-        made = function(*plain_of(given))
-        return trace.note(form, made, shown, is_on_host=True)
+            trace.graph_break(str(error))
+            return trace.unnoted(function(*plain_of(args)))
+        made = function(*plain_of(args))
+        return trace.note(form, made, visible, is_on_host=True)
 
 
 @dataclass(frozen=True)
 class Like:
-    """Stands for an array of which a function reads the shape and the module."""
+    """Stands for an array whose shape and module a function reads."""
 
     shape: Shape
     xp: ModuleType
@@ -104,18 +105,18 @@ def _shape_alone(value: Any) -> Any:
     return Like(value.plain.shape, value.trace.dialect.xp)
 
 
-def _on_host(trace: Trace, function: Any, given: tuple[Any, ...]) -> Form:
+def _on_host(trace: Trace, function: Any, args: tuple[Any, ...]) -> Form:
     inputs = trace.inputs_now
-    if any(each.name not in inputs for each in traced_in(given)):
+    if any(each.name not in inputs for each in traced_in(args)):
         name = function.__name__.strip("_")
         raise Untraceable(f"calls {name}, which reads computed values on the host,")
-    return Form(f"{trace.callable(function)}({arguments(trace, given, {})})")
+    return Form(f"{trace.callable(function)}({arguments(trace, args, {})})")
 
 
 def _reading(name: str) -> Callable[..., Any]:
-    def read(self: Any, *given: Any, **options: Any) -> Any:
-        self.trace.spoil(f"reads a value, by {name.strip('_')}")
-        return getattr(self.plain, name)(*given, **options)
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.trace.graph_break(f"reads a value, by {name.strip('_')}")
+        return getattr(self.plain, name)(*args, **kwargs)
 
     return read
 
@@ -141,7 +142,7 @@ class Namespace(ModuleType):
     >>> from minipipe.compile.trace import Trace, key_of
     >>> trace = Trace(key_of(0, 0, 0), xp=array_api_strict)
     >>> trace.begin("forward")
-    >>> x = trace.given("x0", array_api_strict.ones((2, 2)))
+    >>> x = trace.input("x0", array_api_strict.ones((2, 2)))
     >>> xp = x.__array_namespace__()
     >>> y = xp.permute_dims(xp.exp(x) + 1, (1, 0))
     >>> [line.written(AS_NOTED) for line in trace.sections["forward"]]
@@ -160,43 +161,44 @@ class Namespace(ModuleType):
         setattr(self, name, function)
         return function
 
-    def _call(self, name: str, function: Any, *given: Any, **options: Any) -> Any:
+    def _call(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         trace = self._trace
         if trace.reason is None:
-            filled = self._filled(name, function, given, options)
+            filled = self._filled(name, function, args, kwargs)
             if filled is not None:
                 return filled
-        read = (*given, *options.values())
+        read = (*args, *kwargs.values())
         if next(traced_in(read), None) is None:
-            return trace.constant(function(*given, **options))
-        changed = tuple(traced_in((options.get("out"),)))
+            return trace.constant(function(*args, **kwargs))
+        changed = tuple(traced_in((kwargs.get("out"),)))
 
         def write(trace: Trace) -> Form:
             if is_ufunc(function):
-                own = {key: each for key, each in options.items() if key != "out"}
-                return written_ufunc(trace, function, "__call__", given, changed, own)
+                others = {key: each for key, each in kwargs.items() if key != "out"}
+                call = trace, function, "__call__", args, changed, others
+                return written_ufunc(*call)
             if function not in trace.dialect.static or changed:
                 raise Untraceable(f"calls {self.__name__}.{name}")
-            return written_function(trace, function, given, options)
+            return written_function(trace, function, args, kwargs)
 
         def compute() -> Any:
-            plain = {key: plain_of(each) for key, each in options.items()}
-            return function(*plain_of(given), **plain)
+            plain = {key: plain_of(each) for key, each in kwargs.items()}
+            return function(*plain_of(args), **plain)
 
         return noted(write, compute, read, changed, may_view=name in VIEWS)
 
     def _filled(
-        self, name: str, function: Any, given: tuple[Any, ...], options: Any
+        self, name: str, function: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Return an array of one value, noted; None for another function."""
+        """Record and return an array of one value; None for another function."""
         trace = self._trace
         value = self._trace.dialect.fill_value(function)
         if name == "full":
-            value = given[1]
+            value = args[1]
         if type(value) not in (int, float) or not isfinite(value):
             return None
-        plain = {key: plain_of(each) for key, each in options.items()}
-        made = function(*plain_of(given), **plain)
+        plain = {key: plain_of(each) for key, each in kwargs.items()}
+        made = function(*plain_of(args), **plain)
         full = trace.callable(trace.dialect.xp.full)
         shape = trace.written(made.shape)
         text = f"{full}({shape}, {value!r}, dtype={trace.written(made.dtype)})"

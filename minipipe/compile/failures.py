@@ -1,4 +1,4 @@
-"""An error in a compiled forward: raised again by the layers, which say more."""
+"""Errors of a compiled forward: the layers raise them again, with their notes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from minipipe.core.execution.payload import Payload
 
 
 def place_of(error: Exception, function: Any) -> tuple[str, dict[str, Any]]:
-    """Return what a function called when an error was raised, and its variables then.
+    """Return the name of the callee that raised an error, and the caller's variables.
 
-    The name is empty if the function raised it itself.
+    The name is empty if the function has raised it itself.
     """
     assert isinstance(function, FunctionType)
     trace = error.__traceback__
@@ -30,15 +30,15 @@ def compute_again(
     received_by: Callable[[int, int], Payload],
     pass_on: Callable[[int, int], None],
 ) -> None:
-    """Compute the forward that has failed with its layers, as an eager step does.
+    """Compute the failed forward with its layers, as an eager step does.
 
     Parameters
     ----------
     executor : Executor
     received_by : function
-        ``(stage, microbatch) ->`` what the forward has received from another stage.
+        ``(stage, microbatch) ->`` the input of the forward from another stage.
     pass_on : function
-        ``(stage, microbatch)``: gives the stage what its earlier slices have left.
+        ``(stage, microbatch)``: gives the stage the arrays of earlier slices.
     """
     action = executor.actions[executor.group.activity.position]
     stage = executor.stages[action.stage]
@@ -50,8 +50,8 @@ def compute_again(
     pass_on(action.stage, k)
     executor.place.begin(k)
     # As in `Running`: a repeated step sets no modes.
-    graph = no_grad() if executor.program.is_forward_only else enable_grad()
-    with at(executor.place), graph:
+    gradients = no_grad() if executor.program.is_forward_only else enable_grad()
+    with at(executor.place), gradients:
         if stage.is_last:
             stage.forward_with_loss(k, received, executor.batch.objective)
         else:

@@ -1,8 +1,8 @@
-"""The forms of a NumPy call in a program: as an expression, and into an array.
+"""The forms of a NumPy call in a program: as an expression, and with ``out``.
 
 A form that writes into an array must have the bits of the one that allocates it.
-NumPy computes an exact function (a sum, a product, a maximum) alike wherever its result
-lies. Other functions may take another path for other strides, so they are only written
+NumPy computes an exact function (a sum, a product, a maximum) with the same bits for any
+layout of its result. Other functions may take another path for other strides, so they are only written
 into an array with the strides of the one that was allocated, and never into an operand.
 """
 
@@ -25,7 +25,7 @@ _BY_NAME = {np.maximum, np.minimum}  # NumPy 2.4 warns of a third argument by po
 
 
 class Traced:
-    """An array whose calls a trace notes; without one, NumPy made it unnoticed."""
+    """An array whose calls a trace records; NumPy also makes some without a trace."""
 
     trace: Any = None
     name: str = ""
@@ -50,7 +50,7 @@ def traced_in(values: Any) -> Iterator[Traced]:
 
 
 def plain_of(value: Any) -> Any:
-    """Return the plain array behind a traced one, also inside tuples and lists."""
+    """Return the plain array of a traced one, also inside tuples and lists."""
     if isinstance(value, Traced):
         if value.trace is not None:
             return value.plain
@@ -61,33 +61,34 @@ def plain_of(value: Any) -> Any:
     return value
 
 
-def kept(trace: Trace, form: Form, made: Any, given: tuple[Any, ...]) -> Form:
-    """Return a form without the one into an array, if no such array can be made."""
+def kept(trace: Trace, form: Form, made: Any, args: tuple[Any, ...]) -> Form:
+    """Return a form, without its call into an array if no such array can be made."""
     if form.into is None or not trace.dialect.has_out:
         return Form(form.text)
     is_owner = trace.is_plain(made) and not any(
-        buffer_of(made) is buffer_of(each.plain) for each in traced_in(given)
+        buffer_of(made) is buffer_of(each.plain) for each in traced_in(args)
     )
     if is_owner and made.strides == new_strides(made.shape, made.itemsize):
         return form
-    is_dense = is_owner and form.is_exact and _is_dense(made)
-    return form if is_dense else Form(form.text)
+    if is_owner and form.is_exact and _is_dense(made):
+        return form
+    return Form(form.text)
 
 
 def _is_dense(array: Any) -> bool:
-    """Return whether another order of its axes makes it a new array in C order."""
+    """Return whether a permutation of its axes gives it the strides of C order."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    turned = array.transpose(order)
-    return turned.strides == new_strides(turned.shape, array.itemsize)
+    permuted = array.transpose(order)
+    return permuted.strides == new_strides(permuted.shape, array.itemsize)
 
 
-def with_out(trace: Trace, ufunc: Any, given: str, text: str) -> Form:
-    """Return the form of a ufunc of one result; None stands for a module without."""
+def with_out(trace: Trace, ufunc: Any, args: str, text: str) -> Form:
+    """Return the form of a ufunc with one result; None is a module without ufuncs."""
     if ufunc is None:
         return Form(text)
     # Products of other modules take no third argument by position, either.
     is_by_name = ufunc in _BY_NAME or not trace.dialect.is_numpy
-    into = f"{trace.callable(ufunc)}({given}, {'out=' * is_by_name}{{out}})"
+    into = f"{trace.callable(ufunc)}({args}, {'out=' * is_by_name}{{out}})"
     return Form(text, into, ufunc in trace.dialect.exact)
 
 
@@ -95,58 +96,64 @@ def written_ufunc(
     trace: Trace,
     ufunc: Any,
     method: str,
-    given: tuple[Any, ...],
+    args: tuple[Any, ...],
     out: tuple[Any, ...],
-    options: dict[str, Any],
+    kwargs: dict[str, Any],
 ) -> Form:
     """Return the form of a call of a ufunc, or of one of its methods."""
-    call = trace.callable(ufunc) + ("" if method == "__call__" else f".{method}")
+    call = trace.callable(ufunc)
+    if method != "__call__":
+        call += f".{method}"
     if out:
-        shown = {**options, "out": out[0] if len(out) == 1 else out}
-        text = f"{call}({arguments(trace, given, shown)})"
+        # NumPy passes a tuple, in which a single array stands for the tuple of it.
+        (first, *others) = out
+        target = out if others else first
+        text = f"{call}({arguments(trace, args, {**kwargs, 'out': target})})"
         return Form(text, text)
-    written = arguments(trace, given, options)
+    written = arguments(trace, args, kwargs)
     text = f"{call}({written})"
-    if method == "__call__" and ufunc.nout == 1 and not options:
+    if method == "__call__" and ufunc.nout == 1 and not kwargs:
         return with_out(trace, ufunc, written, text)
-    if method == "reduce" and options.keys() <= {"axis", "keepdims", "dtype"}:
-        return reduced(text, given[0])
+    if method == "reduce" and kwargs.keys() <= {"axis", "keepdims", "dtype"}:
+        return reduced(text, args[0])
     return Form(text)
 
 
 def reduced(text: str, array: Any) -> Form:
-    """Return the form of a sum and the like, whose order depends on the strides."""
+    """Return the form of a reduction, whose order depends on the strides."""
     plain = plain_of(array)
     size = numpy_dtype(plain.dtype).itemsize
-    is_plain = strides_of(plain) == new_strides(plain.shape, size)
-    is_plain = is_plain and not is_half(plain.dtype)  # whose sums are rounded once
-    return Form(text, f"{text[:-1]}, out={{out}})" if is_plain else None)
+    is_in_c_order = strides_of(plain) == new_strides(plain.shape, size)
+    # Sums of halves are rounded once, at their end.
+    if not is_in_c_order or is_half(plain.dtype):
+        return Form(text)
+    return Form(text, f"{text[:-1]}, out={{out}})")
 
 
 def written_function(
-    trace: Trace, function: Any, given: tuple[Any, ...], options: dict[str, Any]
+    trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Form:
-    """Return the form of a call of one of the functions that are listed here."""
+    """Return the form of a call of a function of the dialect."""
     dialect = trace.dialect
     xp = trace.dialect.xp
     is_dot = function is getattr(xp, "dot", None)
-    if is_dot and len(given) == 2 and is_array(given[0]):
-        return product(trace, *given)  # a call less, the same product
-    text = f"{trace.callable(function)}({arguments(trace, given, options)})"
-    if function in dialect.reductions and given:
-        return reduced(text, given[0])
-    is_simple = len(given) == 2 and not options
-    if function is xp.reshape and is_simple:
-        return reshaped(trace, given[0], text)
-    if function is getattr(xp, "astype", None) and is_simple:
-        return Form(text, copied(trace, given[0]))
-    if function is xp.where and dialect.has_out and _is_mask(given[0]):
-        mask, chosen, other = map(trace.written, given)
+    if is_dot and len(args) == 2 and is_array(args[0]):
+        return product(trace, *args)  # the same product without a dispatch
+    text = f"{trace.callable(function)}({arguments(trace, args, kwargs)})"
+    if function in dialect.reductions and args:
+        return reduced(text, args[0])
+    is_plain_call = len(args) == 2 and not kwargs
+    if function is xp.reshape and is_plain_call:
+        return reshaped(trace, args[0], text)
+    if function is getattr(xp, "astype", None) and is_plain_call:
+        return Form(text, copied(trace, args[0]))
+    if function is xp.where and dialect.has_out and _is_mask(args[0]):
+        mask, chosen, other = map(trace.written, args)
         trace.callable(xp.copyto)
         into = f"copyto({{out}}, {other})\ncopyto({{out}}, {chosen}, where={mask})"
         return Form(text, into)
-    is_whole = all(each is not None for each in given) and "dtype" not in options
-    if function in dialect.with_out and is_whole:
+    has_all = all(each is not None for each in args) and "dtype" not in kwargs
+    if function in dialect.with_out and has_all:
         return Form(text, f"{text[:-1]}, out={{out}})")
     return Form(text)
 
@@ -156,12 +163,12 @@ def _is_mask(value: Any) -> bool:
 
 
 def copied(trace: Trace, array: Any) -> str:
-    """Return the line that copies an array into another one, perhaps of a dtype."""
+    """Return the line that copies an array into another one, and converts it."""
     return f"{{out}}[...] = {trace.written(array)}"
 
 
 def reshaped(trace: Trace, array: Any, text: str) -> Form:
-    """Return the form of other axes: a view, or else a copy with the old axes."""
+    """Return the form of a reshape: a view, or a copy through the old shape."""
     shape = trace.written(plain_of(array).shape)
     return Form(
         text, copied(trace, array).replace("{out}", f"{{out}}.reshape({shape})")
@@ -174,12 +181,14 @@ def product(trace: Trace, left: Any, right: Any) -> Form:
     return Form(f"{call})", f"{call}, {{out}})")
 
 
-def arguments(trace: Trace, given: tuple[Any, ...], options: dict[str, Any]) -> str:
+def arguments(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return the arguments of a call, as a program writes them."""
-    named = [f"{name}={trace.written(value)}" for name, value in options.items()]
-    return ", ".join([*map(trace.written, given), *named])
+    named = [f"{name}={trace.written(value)}" for name, value in kwargs.items()]
+    return ", ".join([*map(trace.written, args), *named])
 
 
 def in_brackets(text: str) -> str:
-    """Return an operand on the left of an operator."""
-    return f"({text})" if text.startswith("-") else text  # -2.0 ** v0 is -(2.0 ** v0)
+    """Return an operand on the left of an operator: -2.0 ** v0 is -(2.0 ** v0)."""
+    if text.startswith("-"):
+        return f"({text})"
+    return text

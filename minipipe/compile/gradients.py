@@ -1,4 +1,4 @@
-"""The gradients that the programs of a rank write, and with which its losses begin."""
+"""The arrays of weight gradients of a rank, and the seeds of its backwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GradientArrays:
     ----------
     arena : Arena
     version : int
-        How often the arrays were made anew.
+        The number of times that the arrays were replaced.
     """
 
     def __init__(self, owners: Iterable[Parameter], uses: Iterable[Parameter]) -> None:
@@ -38,11 +38,11 @@ class GradientArrays:
         self.version = 0
 
     def serve(self, owners: Iterable[Parameter]) -> bool:
-        """Return whether these are the arrays of the parameters that are trained."""
+        """Return whether these are the arrays of all parameters that are trained."""
         return self.trained == _trained(owners) and self.arena.is_intact()
 
     def close(self) -> None:
-        """Use the arrays no more."""
+        """Release the arrays."""
         self.arena.close()
 
     def of(self, leaves: Sequence[Leaf]) -> list[Array | None]:
@@ -50,19 +50,19 @@ class GradientArrays:
         return list(map(self.arena.gradient_of, leaves))
 
     def flat(self, leaves: Sequence[Leaf]) -> list[Array]:
-        """Return the arrays of some leaves with one axis: few, if these are all."""
-        own = [array for array in self.of(leaves) if array is not None]
-        everything = {id(each) for each in self.arena.gradients if each is not None}
-        if everything == {id(each) for each in own}:
+        """Return the elements of some leaves, in as few arrays as possible."""
+        arrays = [array for array in self.of(leaves) if array is not None]
+        of_arena = {id(each) for each in self.arena.gradients if each is not None}
+        if of_arena == {id(each) for each in arrays}:
             return self.arena.flat_gradients()
-        return [each.reshape(-1) for each in own]
+        return [each.reshape(-1) for each in arrays]
 
     def count_references(self) -> None:
-        """Take all references that exist now for references of programs."""
+        """Count all references that exist now as references of programs."""
         self.arena.count_references()
 
     def renew(self) -> None:
-        """Make new arrays: programs are to be bound again."""
+        """Replace the arrays; programs have to be bound again."""
         self.arena.renew_gradients()
         self.version += 1
 
@@ -90,14 +90,14 @@ _PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Seeds:
-    """The gradients with which the backwards of the losses begin, as arrays.
+    """The gradients of the losses, with which their backwards begin, as arrays.
 
     Parameters
     ----------
     dtypes : mapping of int to dtype
-        Of the losses, by microbatch.
+        The dtypes of the losses, by microbatch.
     xp : module, optional
-        Of the losses; NumPy by default.
+        The module of the losses; NumPy by default.
     """
 
     def __init__(self, dtypes: Mapping[int, Any], xp: ModuleType = np) -> None:
@@ -111,7 +111,7 @@ class Seeds:
         if now != self._last:
             for k, seed in self._seeds.items():
                 seed[...] = objective.shares[k] * objective.scale
-                # one number with another takes NumPy a tenth of the time of an array
+                # NumPy multiplies scalars in a tenth of the time of 0-d arrays.
                 if isinstance(seed, np.ndarray) and seed.dtype in _PLAIN:
                     self._given[k] = seed[()]
             self._last = now

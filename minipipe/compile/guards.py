@@ -1,6 +1,6 @@
 """The guards of programs: attributes of layers, and the arrays of parameters.
 
-A program (`program.py`) is valid as long as these are what they were.
+A program (`program.py`) is valid as long as these have not changed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from minipipe.nn.fully_sharded import Workspace
 
 _data_of = attrgetter("data")
 _is_trained = attrgetter("needs_gradient")
-_DEEPEST = 9  # nesting of attributes that is searched
-_FILLED = "_is_filled"  # a note that the first call of a module leaves
+_DEEPEST = 9  # levels of nested attributes that are compared
+_FILLED = "_is_filled"  # set by the first call of a module
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
 _THEMSELVES = (
     *(type, FunctionType, BuiltinFunctionType, np.ufunc, ModuleType),
-    *(ActionTable, ProcessGroup, Workspace),  # which never change, or only their values
+    *(ActionTable, ProcessGroup, Workspace),  # constant, or only their values change
 )
 
 
 class Undescribed(Exception):
-    """An attribute that cannot be compared with its earlier value."""
+    """Raised for an attribute that cannot be compared with its earlier value."""
 
 
 class Same:
@@ -89,9 +89,8 @@ class Attributes:
             if isinstance(module, Module)
             for part in (module, *(p for _, p in module._parts()))
         }
-        self._looks: list[
-            Collection[Any]
-        ] = []  # names and values of every container, live
+        # Live views of the names and values of every container.
+        self._containers: list[Collection[Any]] = []
         self._is_quick = True
         try:
             self.key = tuple(
@@ -100,25 +99,23 @@ class Attributes:
             )
         except Undescribed as error:
             self.reason = str(error)
-        self._lengths, self._items = (
-            list(map(len, self._looks)),
-            list(chain.from_iterable(self._looks)),
-        )
+        self._lengths = list(map(len, self._containers))
+        self._items = list(chain.from_iterable(self._containers))
 
     def still_hold(self) -> bool:
-        """Return whether everything is the same object as before.
+        """Return whether all values are the same objects as before.
 
-        Also False if only a longer comparison can tell.
+        Also False if only a comparison of values can tell.
         """
         return (
             self._is_quick
-            and list(map(len, self._looks)) == self._lengths
-            and all(map(is_, chain.from_iterable(self._looks), self._items))
+            and list(map(len, self._containers)) == self._lengths
+            and all(map(is_, chain.from_iterable(self._containers), self._items))
             and all(map(is_, map(type, self._modules), self._types))
         )
 
     def hold_again(self) -> bool:
-        """Return whether everything is as before, if need be by comparing values."""
+        """Return whether all values are equal to those before; compare identity first."""
         if self.still_hold():
             return True
         now = Attributes(self._modules)
@@ -128,13 +125,13 @@ class Attributes:
         return True
 
     def _described_module(self, module: Any) -> Any:
-        """Return its attributes, but only whether there are those that come and go."""
-        passing = getattr(module, "_passing", ())
-        own = getattr(module, "__dict__", {})
-        self._looks += [own, own.values()]
-        named = ((name, own[name]) for name in own if name not in passing)
-        lasting = [self._described(item, 0) for item in named if item[0] != _FILLED]
-        return *lasting, *((name, own[name] is None) for name in passing)
+        """Return its attributes; of temporary ones, only whether they are None."""
+        temporary = getattr(module, "_passing", ())
+        attributes = getattr(module, "__dict__", {})
+        self._containers += [attributes, attributes.values()]
+        items = (item for item in attributes.items() if item[0] not in temporary)
+        lasting = [self._described(item, 0) for item in items if item[0] != _FILLED]
+        return *lasting, *((name, attributes[name] is None) for name in temporary)
 
     def _described(self, value: Any, depth: int) -> Any:
         if type(value) in _VALUES or isinstance(value, np.generic | np.dtype):
@@ -153,41 +150,45 @@ class Attributes:
         return self._described_object(value, depth)
 
     def _described_builtin(self, value: Any, depth: int) -> Any:
-        own = getattr(value, "__dict__", {})
-        kind = type(value)
+        attributes = getattr(value, "__dict__", {})
+        cls = type(value)
         if isinstance(value, _VALUES):  # of a subclass
-            return Same(kind), repr(value), self._described(own, depth + 1)
-        if kind is dict:
-            self._looks += [value, value.values()]
-        elif kind is list:
-            self._looks.append(value)
-        self._is_quick = self._is_quick and kind in (dict, list, tuple, frozenset)
-        items: Any = value.items() if isinstance(value, dict) else value
-        parts = [*items, *([own] if own else [])]
-        return Same(kind), *(self._described(part, depth + 1) for part in parts)
+            return Same(cls), repr(value), self._described(attributes, depth + 1)
+        if cls is dict:
+            self._containers += [value, value.values()]
+        elif cls is list:
+            self._containers.append(value)
+        self._is_quick = self._is_quick and cls in (dict, list, tuple, frozenset)
+        parts = [*value]
+        if isinstance(value, dict):
+            parts = [*value.items()]
+        if attributes:
+            parts.append(attributes)
+        return Same(cls), *(self._described(part, depth + 1) for part in parts)
 
     def _described_object(self, value: Any, depth: int) -> Any:
         slots: list[str] = []
         for each in type(value).__mro__:
-            named = getattr(each, "__slots__", ())
-            slots += [name for name in named if hasattr(value, name)]
+            names = getattr(each, "__slots__", ())
+            slots += [name for name in names if hasattr(value, name)]
         is_array = backend.is_array(value)
-        if slots or is_array:  # no live view of names and values
+        if slots or is_array:  # without a live view of names and values
             self._is_quick = False
         if is_array:
             digest = blake2b(backend.to_numpy(value).tobytes()).digest()
             return (*form_of_array(value), digest)
         if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
-            kind = type(value).__name__
-            raise Undescribed(f"holds a {kind}, which may change unnoticed")
+            name = type(value).__name__
+            raise Undescribed(f"holds a {name}, which may change unnoticed")
         of_slots = [(name, getattr(value, name)) for name in slots if name[:2] != "__"]
         parts = getattr(value, "__dict__", {}), *of_slots
         return Same(type(value)), self._described(parts, depth + 1)
 
 
 class JoinedAttributes(Attributes):
-    """Several attributes, compared together: short comparisons take most of their time
-    around them.
+    """Several attributes, compared in one call.
+
+    Separate comparisons would spend most of their time on calls.
 
     Parameters
     ----------
@@ -202,12 +203,12 @@ class JoinedAttributes(Attributes):
         self._is_quick = all(part._is_quick for part in self._parts)
         joined = {
             name: list(chain.from_iterable(vars(part)[name] for part in self._parts))
-            for name in ("_looks", "_lengths", "_items", "_modules", "_types")
+            for name in ("_containers", "_lengths", "_items", "_modules", "_types")
         }
         vars(self).update(joined)
 
     def hold_again(self) -> bool:
-        """Return whether everything is as before, if need be by comparing values."""
+        """Return whether all values are equal to those before; compare identity first."""
         if not all(part.hold_again() for part in self._parts):
             return False
         if self._is_quick:
@@ -216,7 +217,7 @@ class JoinedAttributes(Attributes):
 
 
 class StageGuard:
-    """Notices a change of parameters or layers on which the programs of a stage depend.
+    """Detects a change of parameters or layers on which programs of a stage depend.
 
     Parameters
     ----------
@@ -236,48 +237,44 @@ class StageGuard:
         self.attributes = Attributes(module.modules())
         self._module = module
 
-    # what of a parameter must be as it was, and how that is compared
-    _seen: Callable[[Parameter], Any] = staticmethod(_data_of)
+    # The property of a parameter that must not change, and its comparison.
+    _property: Callable[[Parameter], Any] = staticmethod(_data_of)
     _is_same: Callable[[Any, Any], bool] = staticmethod(is_)
 
     def note_arrays(self) -> None:
-        """Take the arrays that the parameters have now for theirs."""
-        self._arrays = list(map(self._seen, self._owners))
+        """Expect the arrays that the parameters have now."""
+        self._arrays = list(map(self._property, self._owners))
 
     def forget_arrays(self) -> None:
-        """Refer to no array: somebody is about to move those that nobody refers to."""
+        """Drop the references to arrays: an arena moves those without references."""
         self._arrays = []
 
     def holds(self) -> bool:
-        """Return whether everything is what it was."""
+        """Return whether nothing has changed."""
         return self.parameters_hold() and (
             self.attributes.still_hold() or self.attributes.hold_again()
         )
 
     def parameters_hold(self) -> bool:
-        """Return whether everything but the attributes is what it was."""
+        """Return whether nothing but the attributes may have changed."""
         return (
-            all(map(self._is_same, map(self._seen, self._owners), self._arrays))
+            all(map(self._is_same, map(self._property, self._owners), self._arrays))
             and list(map(_is_trained, self._nodes)) == self._trained
             and self._module.layer_hook is None
         )
 
 
 class MovingGuard(StageGuard):
-    """A guard of programs that read their parameters: other arrays of the same form."""
+    """A guard of programs that read their parameters, whose arrays may be replaced."""
 
-    _seen = staticmethod(lambda owner: form_of_array(owner.data))
+    _property = staticmethod(lambda owner: form_of_array(owner.data))
     _is_same = staticmethod(eq)
 
 
 def form_of_array(array: Any) -> tuple[Any, ...]:
-    """Return everything about an array besides its numbers, on which lines depend."""
-    strides = getattr(array, "strides", None)  # only NumPy's arrays have some
+    """Return the properties of an array, besides its values, on which lines depend."""
+    strides = getattr(array, "strides", None)  # not all modules have strides
     return type(array), array.shape, strides, array.dtype
-
-
-def _parts_of(module: Any) -> Iterable[tuple[str, Any]]:
-    return module._parts() if isinstance(module, Module) else ()  # or a loss function
 
 
 def is_foreign(part: Any) -> bool:

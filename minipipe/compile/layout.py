@@ -22,7 +22,7 @@ SMALL = 1 << 16
 
 
 class Names(dict[str, str]):
-    """Names of variables in a section of the program, some of them replaced."""
+    """Names of variables in a section of the program, some of them overridden."""
 
     def __init__(self, layout: Layout, section: int, **replaced: str) -> None:
         super().__init__(replaced)
@@ -34,18 +34,18 @@ class Names(dict[str, str]):
 
 
 class Layout:
-    """Names, and the arrays behind them.
+    """The names of variables, and the source of their arrays.
 
     Parameters
     ----------
     places : Places
     stage : int or str
-        Ends the names of functions, and of lists by slot.
+        The end of the names of functions, and of lists by slot.
 
     Attributes
     ----------
     lifetimes : list of (int, int)
-        The classes of kept arrays: the numbers of the first and of the last section.
+        By class of kept arrays, the numbers of the first and the last section.
     kept : list of dict of int to list of str
         By class and section, the names that the section unpacks.
     stashes : list of list of str
@@ -83,8 +83,9 @@ class Layout:
             return self._names.get(variable, variable)
         if cell.result is None:
             return self._cell_names[cell]
-        letter = "out" if section == cell.section else "y"
-        return f"{letter}{cell.result}"
+        if section == cell.section:
+            return f"out{cell.result}"
+        return f"y{cell.result}"
 
     def function(self, section: str) -> str:
         """Return the name of the function of a section."""
@@ -103,25 +104,25 @@ class Layout:
         return f"slot_of_class{lifetime}_{self._stage}"
 
     def scratch(self, step: Step) -> str:
-        """Return the name of the array in which a contribution is computed."""
+        """Return the name of the temporary for a contribution."""
         return self._temporary(self.places.scratch[step.position])
 
     def _temporary(self, cell: Cell) -> str:
-        """Return the name of a temporary: the same for equal arrays in one place."""
+        """Return the name of a temporary, which others of its layout and offset share."""
         layout = cell.offset, cell.variable.layout
         new = f"t{len(self._temporaries)}", cell
         return self._temporaries.setdefault(layout, new)[0]
 
     def constant(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return the name of a constant that is repeated up to a shape.
+        """Return the name of a constant that is expanded to a shape.
 
-        NumPy computes with it in a third of the time.
+        NumPy computes with it in a third of the time of a broadcast.
         """
         new = f"{name}_{'x'.join(map(str, shape))}"
         return self.whole.setdefault((name, shape), new)
 
     def _name_variables(self) -> None:
-        """Number the variables in the order in which the program makes them."""
+        """Number the variables in the order of the program."""
         number = 0
         for step in self.places.all_steps:
             if step.leaf is not None:
@@ -143,38 +144,38 @@ class Layout:
                 number += 1
 
     def _name_view(self, variable: str, step: Step) -> bool:
-        """Name a view after its array, unless another one has the name."""
+        """Name a view after its array, unless another view has the name."""
         places = self.places
         line = step.line
         is_lasting = places.is_made_once(step) or places.is_of_inputs(variable)
         if not is_lasting or len(line.reads) != 1:
             return False
         (base,) = line.reads
-        shown = self.name(places.root(base), step.section)
+        prefix = self.name(places.root(base), step.section)
         expression = line.form.text.format_map(Names(self, step.section))
         made = places.trace.variables[variable]
-        given = places.trace.variables[base]
+        source = places.trace.variables[base]
         end = "x".join(map(str, made.shape))
         if line.form.text == f"{{{base}}}.T":
-            shown = self.name(base, step.section)
+            prefix = self.name(base, step.section)
             end = "T"
-        elif made.dtype != given.dtype:
+        elif made.dtype != source.dtype:
             end = made.dtype.name
-        name = f"{shown}_{end}"
+        name = f"{prefix}_{end}"
         if self._expressions.setdefault(name, expression) != expression:
             return False
         self._names[variable] = name
         return True
 
-    # -- what a section needs ----------------------------------------------------------
+    # -- variables of a section --------------------------------------------------------
 
     def is_kept(self, name: str) -> bool:
-        """Return whether a variable is an array of a slot, or a view of one."""
+        """Return whether a variable is an array of a slot, or its view."""
         cell = self.places.cell(name)
         return cell is not None and cell.is_kept and self.places.is_static(name)
 
     def is_stashed(self, name: str, section: int) -> bool:
-        """Return whether a section reads what NumPy has allocated in an earlier one."""
+        """Return whether a section reads a dynamic variable of an earlier one."""
         places = self.places
         return places.is_dynamic(name) and places.makers[name].section < section
 
@@ -183,22 +184,22 @@ class Layout:
         return self.lifetimes.index(self._span(name))
 
     def _needs(self, number: int) -> dict[str, None]:
-        """Return the variables that the lines of a section name, in their order."""
-        found: dict[str, None] = {}
+        """Return the variables in the lines of a section, in their order."""
+        needed: dict[str, None] = {}
         places = self.places
         for step in places.steps[number]:
             line = step.line
             if line.is_on_host:
-                found |= dict.fromkeys(line.makes)
+                needed |= dict.fromkeys(line.makes)
             elif not places.is_made_once(step):
-                found |= dict.fromkeys((*line.makes, *line.reads, *line.changes))
+                needed |= dict.fromkeys((*line.makes, *line.reads, *line.changes))
         results = places.trace.results[places.sections[number]]
-        found |= dict.fromkeys(name for name in results if name != "None")
-        for name in list(found):
-            while places.is_of_inputs(name):  # it is made from its base once more
+        needed |= dict.fromkeys(name for name in results if name != "None")
+        for name in list(needed):
+            while places.is_of_inputs(name):  # each section makes it from its base
                 (name,) = places.makers[name].line.reads
-                found[name] = None
-        return found
+                needed[name] = None
+        return needed
 
     def _span(self, name: str) -> tuple[int, int]:
         cell = self.places.cell(name)
@@ -215,10 +216,9 @@ class Layout:
             name = self.name(variable, number)
             if self.is_kept(variable):
                 kept = self.kept[self.class_of(variable)].setdefault(number, [])
-                kept += [] if name in kept else [name]
+                _append_once(kept, name)
             elif self.is_stashed(variable, number):
-                stash = self.stashes[self.class_of(variable)]
-                stash += [] if name in stash else [name]
+                _append_once(self.stashes[self.class_of(variable)], name)
 
     # -- the source of the arrays ------------------------------------------------------
 
@@ -229,7 +229,7 @@ class Layout:
         return [c for c in cells if c.is_kept and (c.section, c.last_section) == span]
 
     def source(self) -> str:
-        """Return the lines that make temporaries, constants, views, and a slot."""
+        """Return the lines that make temporaries, constants, views and slots."""
         lines = [
             f"{name} = {_allocated(f'temporary({cell.offset}, ', cell.variable)}"
             for name, cell in self._temporaries.values()
@@ -245,13 +245,13 @@ class Layout:
         return "\n\n".join(part for part in (text, *slots) if part)
 
     def _views(self, lifetime: int | None) -> Iterator[tuple[str, str]]:
-        """Yield names and expressions of views: of a class, or made once."""
+        """Yield names and expressions of the views of a class; None: of those made once."""
         for step in self.places.all_steps:
             if not self.places.is_made_once(step):
                 continue
             (name,) = step.line.makes
-            own = self.class_of(name) if self.is_kept(name) else None
-            if own == lifetime:
+            own_class = self.class_of(name) if self.is_kept(name) else None
+            if own_class == lifetime:
                 names = Names(self, step.section)
                 yield names[name], step.line.form.text.format_map(names)
 
@@ -273,8 +273,13 @@ class Layout:
         return "".join(f"{line}\n" for line in lines)
 
 
+def _append_once(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)
+
+
 def _allocated(call: str, variable: Variable) -> str:
-    """Return the expression of a new array, with its axes in the right order."""
+    """Return the expression of a new array with the strides of a variable."""
     shape = variable.shape
     strides = variable.strides
     order = sorted(range(len(shape)), key=lambda axis: -strides[axis])

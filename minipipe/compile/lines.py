@@ -1,4 +1,4 @@
-"""The lines of a trace, as data."""
+"""Lines of a trace as data: calls, variables, and how a call writes its result."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Form(NamedTuple):
     text : str
         The expression, or the statement of a change in place.
     into : str or None
-        The call that writes its result into ``{out}``, if NumPy can with equal bits.
+        The call that writes its result into ``{out}``, if that has equal bits.
     is_exact : bool
-        Whether every element of the result depends on the elements at its place alone,
-        by functions that have one right result: then ``{out}`` may be an operand.
+        Whether the call is elementwise and rounded correctly: then ``{out}`` may be an
+        operand.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     leaf : int or None
         The leaf to whose gradient the line adds the variable that it reads.
     layer : int or None
-        In which layer of the outermost sequence it was noted.
+        The layer of the outermost sequence that has made the call.
     is_on_host : bool
         Whether it computes on the host for arrays elsewhere, before its section.
     """
@@ -76,7 +76,7 @@ class Line(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """An array: how it lies in memory, and in whose.
+    """The layout of an array, and the owner of its memory.
 
     Attributes
     ----------
@@ -86,9 +86,9 @@ class Variable(NamedTuple):
     dtype : dtype
     strides : tuple of int
     is_number : bool
-        Whether NumPy made a number, which nothing changes in place.
+        Whether it is a scalar of NumPy, which nothing changes in place.
     is_fresh : bool
-        Whether NumPy has allocated it, and nothing else is in its memory.
+        Whether NumPy has allocated it for this variable alone.
     """
 
     root: str
@@ -100,12 +100,12 @@ class Variable(NamedTuple):
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Its shape, dtype and strides: how it lies in its memory."""
+        """Its shape, dtype and strides."""
         return self.shape, self.dtype, self.strides
 
 
 class _AsNoted(dict[str, str]):
-    """Names of variables as a trace has noted them."""
+    """The names of variables in a trace."""
 
     def __missing__(self, name: str) -> str:
         return name

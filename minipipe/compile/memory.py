@@ -1,4 +1,4 @@
-"""Memory of the arrays of a row: one for each slot in flight, whatever the microbatch.
+"""Memory of the arrays of a row: one array for all microbatches of a slot.
 
 A row is straight lines, so an array is in use from the first line that names it to the
 last one. Arrays that are never in use together lie in the same memory::
@@ -9,7 +9,7 @@ last one. Arrays that are never in use together lie in the same memory::
     receive_x1_1.start(call)                     x1_1_0 may lie there
 
 An array that is sent is in use until its receiver has read it. The sender knows that
-once it reads a later message, which the receiver has sent after that.
+when it reads a message that the receiver has sent later.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def uses_of(
     layouts : mapping of str to (tuple of int, dtype, module)
         By name of an array.
     sent : mapping of str to sequence of str
-        By name of an array that is sent, the received arrays after which it has been
-        read.
+        By name of a sent array, received arrays: if one of them is read, the receiver
+        has read the sent one.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def uses_of(
     around: dict[str, list[int]] = {}  # names around a message, such as send_x1_0
     for name, numbers in named.items():
         around.setdefault(f"{name.partition('_')[2]}_0", []).extend(numbers)
-    found = []
+    uses = []
     for name in layouts:
         numbers = sorted([*named.get(name, ()), *around.get(name, ())])
         if not numbers:
@@ -89,13 +89,13 @@ def uses_of(
             reads = [named[each][0] for each in sent[name] if each in named]
             last = max([min(reads, default=len(lines)), *named.get(name, ())])
         if any(".payload(" in lines[number] for number in numbers):
-            last = len(lines)  # handlers or users keep it
-        found.append(Use(name, numbers[0], last))
-    return found
+            last = len(lines)  # handlers or the user keep it
+        uses.append(Use(name, numbers[0], last))
+    return uses
 
 
 def slots_of(uses: Iterable[Use]) -> list[list[Use]]:
-    """Return uses that follow each other in one slot, for as few slots as possible.
+    """Return the uses of each slot, for as few slots as possible.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def slots_of(uses: Iterable[Use]) -> list[list[Use]]:
 
 
 class RowMemory:
-    """The arrays of a row, which lie in each other's memory.
+    """The arrays of a row, which share memory.
 
     Parameters
     ----------
@@ -131,11 +131,11 @@ class RowMemory:
     Attributes
     ----------
     lines : list of str
-        With waits for what was sent from the same memory before.
+        The function, with waits for earlier sends from the same memory.
     arrays : dict of str to array
         By name.
     is_running : bool
-        Whether the row has begun, and not ended.
+        Whether the row has begun and not ended.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class RowMemory:
         for array, channel in self._channels.items():
             if type(channel) in (SendChannel, ReceiveChannel):
                 self._layouts[array] = channel.array.shape, channel.array.dtype, np
-            else:  # a persistent request, which has memory of its own
+            else:  # a persistent request owns its memory
                 self._layouts.pop(array, None)
         by_layout: dict[Layout, list[Use]] = {}
         for use in uses_of(lines, self._layouts, sent):
@@ -161,8 +161,9 @@ class RowMemory:
         for slot in self._slots:
             for earlier, later in pairwise(slot):
                 if earlier.name in sent:
-                    own = names[earlier.name]
-                    wait = [f"    if not {own}.is_over:", f"        {own}.wait()"]
+                    channel = names[earlier.name]
+                    wait = [f"    if not {channel}.is_over:"]
+                    wait.append(f"        {channel}.wait()")
                     waits.setdefault(later.first, []).extend(wait)
         numbered = enumerate(lines)
         self.lines = [
@@ -180,18 +181,19 @@ class RowMemory:
         return len(slot) > 1 and any(isinstance(c, ReceiveChannel) for c in channels)
 
     def renewed(self) -> dict[str, Array]:
-        """Return new arrays, by name: a message of a row that has failed may still
-        arrive in the earlier ones.
+        """Return new arrays, by name.
+
+        A message of a failed row may still arrive in the earlier ones.
         """
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for slot in self._slots:
             shape, dtype, xp = self._layouts[slot[0].name]
             array = dialect_of(xp).empty(shape, dtype)
             for use in slot:
-                found[use.name] = array
+                arrays[use.name] = array
                 if use.name in self._channels:
                     self._channels[use.name].use(array)
-        return found
+        return arrays
 
 
 _BEGIN = """\
@@ -202,28 +204,29 @@ _END = ["    memory.is_running = False"]
 
 
 def read_after(executor: Executor, names: Mapping[Any, str]) -> dict[str, list[str]]:
-    """Return the received arrays after which each sent one has been read.
+    """Return, by sent array, the received ones that prove that it has been read.
 
     Parameters
     ----------
     executor : Executor
     names : mapping of Value to str
-        By what a message carries, the name of its array here.
+        By the value of a message, the name of its array here.
     """
     program = executor.program
-    found = dict[str, list[str]]()
+    reads_of = dict[str, list[str]]()
     for action, (value, peer, *_) in executor.routes.items():
         if action.kind not in (SEND_F, SEND_B):
             continue
-        kinds = (F,) if value.direction is Direction.FORWARD else (B, I)
         row = program.actions[peer]
+        kinds = _READERS[value.direction]
         reads = [Action(value.consumer_stage, kind, value.microbatch) for kind in kinds]
         position = next((i for i, each in enumerate(row) if each in reads), len(row))
         later = (a for a in row[position:] if a.kind in (SEND_F, SEND_B))
         routes = (Route.of(program, each) for each in later)
-        own = (names[r.value] for r in routes if r.peer == executor.group.rank)
-        found[names[value]] = [*islice(own, _FEW)]
-    return found
+        received = (names[r.value] for r in routes if r.peer == executor.group.rank)
+        reads_of[names[value]] = [*islice(received, _FEW)]
+    return reads_of
 
 
-_FEW = 4  # of the messages of a receiver: one of the first is read first
+_READERS = {Direction.FORWARD: (F,), Direction.BACKWARD: (B, I)}
+_FEW = 4  # messages of a receiver: one of the first is read first

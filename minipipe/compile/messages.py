@@ -1,6 +1,6 @@
 """Messages of a compiled row, over channels.
 
-What is printed if a channel has parts for it, such as persistent requests of MPI::
+The lines for a channel with persistent requests of MPI::
 
     SEND_F    head_out0_2[:] = head
               start_out0_2()
@@ -31,7 +31,7 @@ from minipipe.core.execution.executor import Route
 
 
 class Message:
-    """A message of every step.
+    """A message that is sent in every step.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Message:
         The name of the value that it carries.
     is_send : bool
     form : Form
-        A plain one.
+        Its ``is_plain`` is true.
     route : Route
     group : ProcessGroup
 
@@ -47,26 +47,31 @@ class Message:
     ----------
     value : str
     name : str
-        That of the channel.
+        The name of the channel.
     channel : SendChannel or ReceiveChannel
     names : dict of str to object
-        To which the lines refer.
+        The globals of the lines.
     """
 
     def __init__(
         self, value: str, is_send: bool, form: Form, route: Route, group: ProcessGroup
     ) -> None:
         (shape,), (dtype,) = form.shapes, form.dtypes
-        assert shape is not None  # it is plain
-        make: Any = group.send_channel if is_send else group.receive_channel
+        assert shape is not None  # of a plain form
+        make: Any = group.receive_channel
+        verb = "receive"
+        if is_send:
+            make = group.send_channel
+            verb = "send"
         self.value = value
         self.is_send = is_send
         self.route = route
-        self.name = f"{'send' if is_send else 'receive'}_{value}"
+        self.name = f"{verb}_{value}"
         self.channel = make(shape, dtype, route.peer, route.tag, route.words)
         self._parts: dict[str, Any] = self.channel.parts()
         self.names = {self.name: self.channel, f"{value}_0": self.channel.array}
         for part, each in self._parts.items():
+            # All messages share `posted`; other parts belong to one message.
             name = part if part == "posted" else f"{part}_{value}"
             self.names[name] = each
 
@@ -91,10 +96,10 @@ class Message:
         if not self._parts:
             yield f"{self.name}.wait()"
         else:
-            own = f"own_{value}.is_over"
+            is_over = f"own_{value}.is_over"
             expected = f"head + form_{value}, {self._parts['offset']}"
-            yield f"{own} = {own} or test_{value}(status_{value})"
-            yield f"if {own} and begins_{value}({expected}):"
+            yield f"{is_over} = {is_over} or test_{value}(status_{value})"
+            yield f"if {is_over} and begins_{value}({expected}):"
             yield f"    del posted[key_{value}]"
             yield "else:"
             yield f"    {self.name}.wait_in(call)"

@@ -1,7 +1,8 @@
-"""Operations of traced arrays: they compute as plain arrays do, and note the line.
+"""Operations of traced arrays: they compute as plain arrays do, and record the line.
 
-Every attribute of ``numpy.ndarray`` is noted, harmless, or breaks the trace: no method
-reads a value unnoticed. ``elsewhere.py`` gives arrays of other modules the same ones.
+Every attribute of ``numpy.ndarray`` is recorded, is metadata, or is a graph break: no
+method reads a value unnoticed. ``elsewhere.py`` gives the same operations to arrays of
+other modules.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ Write = Callable[[Trace], Form]
 def noted(
     write: Write,
     compute: Callable[[], Any],
-    given: tuple[Any, ...],
+    args: tuple[Any, ...],
     changed: tuple[Any, ...] = (),
     **how: bool,
 ) -> Any:
-    """Compute, and note the line of ``write``; only compute if the trace is broken."""
-    trace = next((each.trace for each in traced_in(given)), None)
+    """Compute, and record the line of ``write`` unless the graph is broken."""
+    trace = next((each.trace for each in traced_in(args)), None)
     if trace is None:
         return compute()
     if trace.reason is not None:
@@ -52,17 +53,17 @@ def noted(
     try:
         form = write(trace)  # before computing: a constant may be changed later
     except Untraceable as error:
-        trace.spoil(str(error))
+        trace.graph_break(str(error))
         return trace.unnoted(compute())
     made = compute()
     try:
         if any(not isinstance(each, Traced) or each.is_number for each in changed):
             raise Untraceable("changes an array in place that was made outside of it")
         if not changed:
-            form = kept(trace, form, made, given)
-        return trace.note(form, made, given, changed, **how)
+            form = kept(trace, form, made, args)
+        return trace.note(form, made, args, changed, **how)
     except Untraceable as error:
-        trace.spoil(str(error))
+        trace.graph_break(str(error))
         return trace.unnoted(made)
 
 
@@ -71,7 +72,7 @@ _METHODS = """
     cumsum repeat view
 """
 # Attributes that do not depend on the values.
-_LOOKS = """
+_METADATA = """
     shape strides dtype ndim size itemsize nbytes flags base device __len__ __class__
     __dir__ __doc__ __hash__ __new__ __init__ __getattribute__ __init_subclass__
     __subclasshook__ __class_getitem__ __array_priority__ __sizeof__ __array_namespace__
@@ -111,53 +112,53 @@ class _Noting:
     def __setattr__(self: Any, name: str, value: Any) -> None:
         is_layout = name in ("shape", "strides", "dtype", "flat", "real", "imag")
         if self.trace is not None and is_layout:
-            self.trace.spoil(f"sets {name}")
+            self.trace.graph_break(f"sets {name}")
             setattr(self.plain, name, value)
         object.__setattr__(self, name, value)
 
     def __array_ufunc__(
-        self, ufunc: Any, method: str, *given: Any, out: Any = (), **options: Any
+        self, ufunc: Any, method: str, *args: Any, out: Any = (), **kwargs: Any
     ) -> Any:
         def write(trace: Trace) -> Form:
-            return written_ufunc(trace, ufunc, method, given, out, options)
+            return written_ufunc(trace, ufunc, method, args, out, kwargs)
 
         def compute() -> Any:
-            plain = {name: plain_of(value) for name, value in options.items()}
+            plain = {name: plain_of(value) for name, value in kwargs.items()}
             if out:
                 plain["out"] = plain_of(out)
-            return getattr(ufunc, method)(*plain_of(given), **plain)
+            return getattr(ufunc, method)(*plain_of(args), **plain)
 
-        read = (*given, *out, *options.values())
+        read = (*args, *out, *kwargs.values())
         return noted(write, compute, read, tuple(out))
 
     def __array_function__(
-        self, function: Any, types: Any, given: Any, options: Any
+        self, function: Any, types: Any, args: Any, kwargs: Any
     ) -> Any:
         def write(trace: Trace) -> Form:
-            is_listed = function in trace.dialect.static and "out" not in options
-            if not is_listed or (function is np.where and len(given) != 3):
+            is_listed = function in trace.dialect.static and "out" not in kwargs
+            if not is_listed or (function is np.where and len(args) != 3):
                 raise Untraceable(f"calls numpy.{function.__name__}")
-            return written_function(trace, function, given, options)
+            return written_function(trace, function, args, kwargs)
 
         def compute() -> Any:
-            plain = {name: plain_of(value) for name, value in options.items()}
-            return function(*plain_of(given), **plain)
+            plain = {name: plain_of(value) for name, value in kwargs.items()}
+            return function(*plain_of(args), **plain)
 
-        read = (*given, *options.values())
+        read = (*args, *kwargs.values())
         if function in (np.zeros_like, np.ones_like):
-            return _noted_filling(function, given, options, compute)
+            return _noted_filling(function, args, kwargs, compute)
         return noted(write, compute, read)
 
     @staticmethod
-    def note_call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Note a call of a function of :func:`backend.one_line` as one line."""
+    def note_call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Record a call of a function of :func:`backend.one_line` as one line."""
 
         def write(trace: Trace) -> Form:
-            return Form(f"{trace.callable(function)}({arguments(trace, given, {})})")
+            return Form(f"{trace.callable(function)}({arguments(trace, args, {})})")
 
         is_collective = getattr(function, "is_collective", False)
         return noted(
-            write, lambda: function(*plain_of(given)), given, has_effect=is_collective
+            write, lambda: function(*plain_of(args)), args, has_effect=is_collective
         )
 
     def __getitem__(self: Any, key: Any) -> Any:
@@ -185,10 +186,10 @@ class _Noting:
 
 
 def _noted_filling(
-    function: Any, given: Any, options: Any, compute: Callable[[], Any]
+    function: Any, args: Any, kwargs: Any, compute: Callable[[], Any]
 ) -> Any:
-    """Note an array of zeros or ones, which depends on no value."""
-    value = 0 if function is np.zeros_like else 1
+    """Record an array of zeros or ones, which depends on no value."""
+    value = int(function is np.ones_like)
     made: list[Any] = []
 
     def write(trace: Trace) -> Form:
@@ -201,13 +202,13 @@ def _noted_filling(
         trace.callable(np.copyto)
         return Form(text, f"copyto({{out}}, {value})")
 
-    trace = next((each.trace for each in traced_in((given, *options.values()))), None)
+    trace = next((each.trace for each in traced_in((args, *kwargs.values()))), None)
     if trace is None or trace.reason is not None:
         return compute()
     try:
         form = write(trace)
     except Untraceable as error:
-        trace.spoil(str(error))
+        trace.graph_break(str(error))
         return compute()
     return trace.note(kept(trace, form, made[0], ()), made[0], ())
 
@@ -215,10 +216,11 @@ def _noted_filling(
 def _operator(
     name: str, symbol: str, ufunc: Any, is_reflected: bool = False
 ) -> Callable[..., Any]:
-    function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
+    function = getattr(operator, {"and": "and_", "or": "or_"}.get(name, name))
 
     def method(self: Any, other: Any) -> Any:
-        left, right = (other, self) if is_reflected else (self, other)
+        operands = [other, self] if is_reflected else [self, other]
+        left, right = operands
 
         def write(trace: Trace) -> Form:
             a = trace.written(left)
@@ -272,32 +274,35 @@ def _sign(name: str, symbol: str, ufunc: Any) -> Callable[[Traced], Any]:
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def method(self: Any, *given: Any, **options: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         def write(trace: Trace) -> Form:
-            more = given[2 if name == "clip" else 1 :]
-            if "out" in options or any(map(is_array, more)):
+            num_values = {"clip": 2}.get(name, 1)
+            more = args[num_values:]
+            if "out" in kwargs or any(map(is_array, more)):
                 raise Untraceable(f"lets {name} write into an array")
             call = f"{trace.written(self)}.{name}"
-            text = f"{call}({arguments(trace, given, options)})"
-            if name == "dot" and len(given) == 1 and not options:
-                return product(trace, self, given[0])
+            text = f"{call}({arguments(trace, args, kwargs)})"
+            if name == "dot" and len(args) == 1 and not kwargs:
+                return product(trace, self, args[0])
             if name in ("sum", "max", "min", "mean", "cumsum"):
-                return reduced(text, self) if given or options else Form(text)
-            if options:
+                if args or kwargs:
+                    return reduced(text, self)
                 return Form(text)
-            if name == "reshape" or (name == "ravel" and not given):
+            if kwargs:
+                return Form(text)
+            if name == "reshape" or (name == "ravel" and not args):
                 return reshaped(trace, self, text)
-            if name == "astype" and len(given) == 1:
+            if name == "astype" and len(args) == 1:
                 return Form(text, copied(trace, self))
-            if name == "copy" and not given:
+            if name == "copy" and not args:
                 return Form(text, copied(trace, self))
             return Form(text)
 
         def compute() -> Any:
-            plain = {key: plain_of(value) for key, value in options.items()}
-            return getattr(plain_of(self), name)(*plain_of(given), **plain)
+            plain = {key: plain_of(value) for key, value in kwargs.items()}
+            return getattr(plain_of(self), name)(*plain_of(args), **plain)
 
-        read = (self, *given, *options.values())
+        read = (self, *args, *kwargs.values())
         return noted(write, compute, read, may_view=name in VIEWS)
 
     return method
@@ -315,19 +320,19 @@ def _view(name: str) -> property:
     return property(view)
 
 
-def _spoiling(name: str) -> Any:
+def _breaking(name: str) -> Any:
     def read(self: Any) -> Any:
         if self.trace is not None:
-            self.trace.spoil(f"reads a value, by {name.strip('_')}")
+            self.trace.graph_break(f"reads a value, by {name.strip('_')}")
         return getattr(plain_of(self), name)
 
     if callable(getattr(np.ndarray, name)):
-        return lambda self, *given, **options: read(self)(*plain_of(given), **options)
+        return lambda self, *args, **kwargs: read(self)(*plain_of(args), **kwargs)
     return property(read)
 
 
 def operations() -> dict[str, Any]:
-    """Return the noting operations of all traced arrays, by the name of the method."""
+    """Return the operations of all traced arrays, by the name of the method."""
     made: dict[str, Any] = {"T": _view("T"), "mT": _view("mT")}
     made |= {name: _method(name) for name in _METHODS.split()}
     for name, (symbol, ufunc) in _SYMBOLS.items():
@@ -343,18 +348,19 @@ def operations() -> dict[str, Any]:
     return made
 
 
-LOOKS = frozenset(_LOOKS.split())
+METADATA = frozenset(_METADATA.split())
 """Attributes of arrays that do not depend on the values."""
 
 
 def attach() -> None:
-    """Give NumPy's traced arrays every attribute of an array: noted, harmless, or a
-    break.
+    """Give NumPy's traced arrays every attribute of an array.
+
+    Each is recorded, is metadata, or is a graph break.
     """
     made = operations()
     for name, value in vars(_Noting).items():
         if callable(value) or isinstance(value, staticmethod):
             made[name] = value
-    looks = {*LOOKS, *vars(Traced), *vars(TracedInNumPy)}
-    for name in {*dir(np.ndarray), "note_call"} - looks:
-        setattr(TracedInNumPy, name, made.get(name) or _spoiling(name))
+    harmless = {*METADATA, *vars(Traced), *vars(TracedInNumPy)}
+    for name in {*dir(np.ndarray), "note_call"} - harmless:
+        setattr(TracedInNumPy, name, made.get(name) or _breaking(name))

@@ -1,6 +1,6 @@
-"""Values of a compiled stage that are in a file meanwhile: O and L in a compiled row.
+"""Values of a compiled stage that are offloaded: O and L in a compiled row.
 
-What is printed for a microbatch whose input and values leave the memory::
+The lines of a microbatch whose input and values leave the memory::
 
     F    forward_1(0, x1_2_0, out1_2_0)
     O    graph1_2 = Kept({"x0": x1_2_0}, [(stash0_1, 0)])
@@ -11,30 +11,34 @@ What is printed for a microbatch whose input and values leave the memory::
          backward_1(0, True, x1_2_0, g1_2_0, grad_out1_2_0)
          del x1_2_0
 
-An eager step has the same handlers of O and L. Sections of such a microbatch keep
-values, which NumPy allocates, and no arrays that exist already.
+O and L have the same handlers as in an eager step. Sections of such a microbatch keep
+new arrays, because arrays that exist already cannot leave the memory.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from minipipe.compile.arguments import Arguments
+from minipipe.compile.stage_program import StageProgram
 from minipipe.core.autograd.backend import Array
+from minipipe.core.execution.executor import Binding
+from minipipe.execution.source import variable_of
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Kept:
-    """Values that a forward has kept for its backward, as a node that has saved them.
+    """Values that a forward keeps for its backward, as a node of a graph saves them.
 
     Parameters
     ----------
     arrays : dict of str to array
         Inputs and results of the stage, by the parameters of sections.
     slots : list of (list, int)
-        Lists of the values of sections, and the places of this microbatch in them.
+        Lists of the values of sections, and the slots of this microbatch in them.
     """
 
     inputs = ()
@@ -52,7 +56,7 @@ class Kept:
 
     @property
     def saved(self) -> tuple[Any, ...]:
-        """All arrays, or what stands for them while they are away."""
+        """All arrays, or their placeholders while they are offloaded."""
         values = [stash[slot] or () for stash, slot in self._slots]
         return list(self.arrays.values()), values
 
@@ -60,8 +64,73 @@ class Kept:
     def saved(self, saved: tuple[Any, ...]) -> None:
         arrays, values = saved
         self.arrays = dict(zip(self.arrays, arrays))
-        for (stash, slot), own in zip(self._slots, values):
-            stash[slot] = own
+        for (stash, slot), kept in zip(self._slots, values):
+            stash[slot] = kept
+
+
+class Offloads:
+    """Prints the lines of offloaded values in a row.
+
+    Parameters
+    ----------
+    programs : mapping of (int, int) to StageProgram
+        By stage and microbatch.
+    arguments : Arguments
+    local : set of str
+        The arrays of the row that are new in each step.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[tuple[int, int], StageProgram],
+        arguments: Arguments,
+        local: set[str],
+    ) -> None:
+        self._programs = programs
+        self._arguments = arguments
+        self._local = local
+
+    def has_result(self, program: StageProgram, value: Any) -> bool:
+        """Return whether the result of a forward is offloaded.
+
+        Its stage reads it again, or the next stage, if that is on this rank.
+        """
+        if program.takes_away("y"):
+            return True
+        if value is None or value.name != "x":
+            return False
+        following = self._programs.get((value.stage, value.microbatch))
+        return following is not None and following.takes_away("x")
+
+    def collected(self, program: StageProgram, binding: Binding) -> str:
+        """Return the line that collects the values of a microbatch for its O."""
+        k = binding.action.microbatch
+        name = variable_of(binding.takes[0])
+        slots = [
+            f"(stash{i}_{program.name}, {program.slots[k][i]})"
+            for i, (first, _) in enumerate(program.sections.lifetimes)
+            if first == "forward"
+        ]
+        away = self._away(program, k).items()
+        arrays = ", ".join(f'"{parameter}": {array}' for parameter, array in away)
+        return f"{name} = Kept({{{arrays}}}, [{', '.join(slots)}])"
+
+    def loaded(self, program: StageProgram, binding: Binding) -> Iterator[str]:
+        """Yield the lines that wait for the values of a microbatch after its L."""
+        for value in binding.takes:
+            if value.name == "back":
+                name = variable_of(value)
+                arrays = self._away(program, value.microbatch).values()
+                line = f"{name}.wait().arrays.values()"
+                if arrays:
+                    line = f"{', '.join(arrays)}, = {line}"
+                yield line
+                yield f"del {name}"
+
+    def _away(self, program: StageProgram, k: int) -> dict[str, str]:
+        """Return the arrays of the row that are offloaded with values of sections."""
+        names = {p: self._arguments.of(p, program, k) for p in program.read_later}
+        return {p: name for p, name in names.items() if name in self._local}
 
 
 def with_deletions(lines: Sequence[str], names: Collection[str]) -> list[str]:
@@ -79,15 +148,15 @@ def with_deletions(lines: Sequence[str], names: Collection[str]) -> list[str]:
     use(x, y)
     del x
     """
-    found = list[str]()
+    backwards = list[str]()
     is_used = set[str]()
     for line in reversed(lines):
-        own = [name for name in _NAME.findall(line) if name in names]
-        over = [name for name in dict.fromkeys(own) if name not in is_used]
-        if over:
-            found.append(f"    del {', '.join(over)}")
-        found.append(line)
-        is_used.update(own)
+        named = [name for name in _NAME.findall(line) if name in names]
+        last_uses = [name for name in dict.fromkeys(named) if name not in is_used]
+        if last_uses:
+            backwards.append(f"    del {', '.join(last_uses)}")
+        backwards.append(line)
+        is_used.update(named)
         if " = " in line:
             is_used -= {*_NAME.findall(line.partition(" = ")[0])}
-    return found[::-1]
+    return backwards[::-1]

@@ -1,7 +1,7 @@
 """Repeated lines of a compiled section as one function.
 
-Names that differ between the parts become parameters, and so do local variables;
-those that are the same in all parts stay globals::
+Local variables and names that differ between the parts become parameters; other names
+stay globals::
 
     def forward_0_block(v1, v2, p1):
         v1.dot(p1, t0)
@@ -14,14 +14,14 @@ those that are the same in all parts stay globals::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from minipipe.compile.repeats import Repeat, best_repeat
 from minipipe.compile.statements import Statement, as_it_is, written
 from minipipe.compile.wrapping import function
 
 LEAST = 20
-"""Lines of a block that is worth a call, which takes as long as a small operation."""
+"""The fewest lines of a block: a call takes as long as a small operation."""
 
 
 def outlined(
@@ -32,16 +32,16 @@ def outlined(
     Parameters
     ----------
     statements : sequence of Statement
-        Those of a function.
+        The statements of a function.
     local : set of str
         Its local variables, besides those that the statements make.
     name : str
-        Of the new function.
+        The name of the new function.
 
     Returns
     -------
     source : str
-        Empty if nothing is repeated.
+        Empty if nothing repeats.
     statements : list of Statement
 
     Examples
@@ -49,13 +49,12 @@ def outlined(
     >>> texts = [
     ...     f"{{v{i}}}.step_{j}({{v{i + 1}}})" for i in range(2) for j in range(20)
     ... ]
-    >>> own = [Statement(text) for text in texts]
-    >>> source, statements = outlined(own, {"v0", "v1", "v2"}, "block")
+    >>> statements = [Statement(text) for text in texts]
+    >>> source, statements = outlined(statements, {"v0", "v1", "v2"}, "block")
     >>> source.splitlines()[:2], [each.text for each in statements]
     (['def block(v0, v1):', '    v0.step_0(v1)'], ['block({v0}, {v1})', 'block({v1}, {v2})'])
     """
     local = local | {made for each in statements for made in each.makes}
-
     repeat = best_repeat(statements, _saved, _always, _cost)
     if repeat is None:
         return "", list(statements)
@@ -63,16 +62,24 @@ def outlined(
     returned = _returned(repeat, statements)
     calls = []
     for call in repeat.calls:
-        given = ", ".join(f"{{{call[each]}}}" for each in parameters)
+        arguments = _joined(call[each] for each in parameters)
+        text = f"{name}({arguments})"
         made = tuple(call[each] for each in returned)
-        left = f"{', '.join(f'{{{each}}}' for each in made)} = " if made else ""
-        calls.append(Statement(f"{left}{name}({given})", made))
+        if made:
+            text = f"{_joined(made)} = {text}"
+        calls.append(Statement(text, made))
     source = _source(name, repeat, parameters, returned)
     return source, [*statements[: repeat.start], *calls, *statements[repeat.end :]]
 
 
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)
+
+
 def _saved(size: int, count: int) -> int:
-    return (count - 1) * size if size >= LEAST else 0
+    if size < LEAST:
+        return 0
+    return (count - 1) * size
 
 
 def _always(repeat: Repeat, call: Mapping[str, str]) -> bool:
@@ -87,35 +94,35 @@ def _parameters(repeat: Repeat, local: set[str]) -> list[str]:
     """Return the names that differ between the parts, or are local variables."""
     return [
         name
-        for name in repeat.given
+        for name in repeat.arguments
         if name in local or len({call[name] for call in repeat.calls}) > 1
     ]
 
 
 def _returned(repeat: Repeat, statements: Sequence[Statement]) -> list[str]:
-    """Return the variables of a part that are read behind it."""
-    found = set[str]()
+    """Return the variables of a part that are read after it."""
+    returned = set[str]()
     read = {name for each in statements[repeat.end :] for name in each.names}
     size = len(repeat.body)
     for number in reversed(range(len(repeat.calls))):
-        found |= {name for name in repeat.made if repeat.calls[number][name] in read}
+        returned |= {n for n in repeat.made if repeat.calls[number][n] in read}
         start = repeat.start + number * size
         read |= {n for each in statements[start : start + size] for n in each.names}
-    return [name for name in repeat.made if name in found]
+    return [name for name in repeat.made if name in returned]
 
 
 def _source(
     name: str, repeat: Repeat, parameters: Sequence[str], returned: Sequence[str]
 ) -> str:
     """Return the source of the function: the first part, with its names."""
-    shown = {each: each.replace("layer:", "layer") for each in parameters}
+    names = {each: each.replace("layer:", "layer") for each in parameters}
     texts = [
-        written(each.text, lambda own: shown.get(own, as_it_is(own)))
+        written(each.text, lambda key: names.get(key, as_it_is(key)))
         for each in repeat.body
     ]
     if returned:
         texts.append(f"return {', '.join(returned)}")
-    return function(name, shown.values(), merged(texts)) + "\n"
+    return function(name, names.values(), merged(texts)) + "\n"
 
 
 def conditional(first: Sequence[str], later: Sequence[str]) -> str:
@@ -134,14 +141,14 @@ def merged(texts: Sequence[str]) -> list[str]:
     >>> both == [written(conditional(["a", "c"], ["b", "d"]))]
     True
     """
-    found: list[str] = []
+    results: list[str] = []
     for text in texts:
         condition, _, lines = text.partition("\n")
-        is_alike = found and found[-1].startswith(f"{condition}\n")
-        if not (condition.startswith("if ") and is_alike):
-            found.append(text)
+        is_same = results and results[-1].startswith(f"{condition}\n")
+        if not (condition.startswith("if ") and is_same):
+            results.append(text)
             continue
-        first, _, later = found[-1].partition("\nelse:\n")
+        first, _, later = results[-1].partition("\nelse:\n")
         more, _, last = lines.partition("\nelse:\n")
-        found[-1] = f"{first}\n{more}\nelse:\n{later}\n{last}"
-    return found
+        results[-1] = f"{first}\n{more}\nelse:\n{later}\n{last}"
+    return results

@@ -1,17 +1,17 @@
-"""Where each array of a traced stage lies: decided once, from who uses it until when.
+"""The memory of each array of a traced stage: assigned once, from its first and last use.
 
 ============  ====================================================================
-parameter     the array given to ``bind``, and a gradient
+parameter     an array that is passed to ``bind``; a gradient as well
 constant      computed when the functions are bound: it depends on no value
-temporary     used in one section alone; its memory is shared by all sections
+temporary     used in one section; its memory is shared by all sections
 kept          made in one section, used in a later one: an array for each slot
-result        the array in which the caller wants it
-input         the array that the caller gives
-dynamic       allocated by NumPy each time
+result        an array that the caller passes for it
+input         an array that the caller passes
+dynamic       allocated by NumPy in each call
 ============  ====================================================================
 
-A view lies in the memory of its array. Arrays of one section that follow each other,
-each one computed in place of an operand that is not used again, are one *cell*.
+A view lies in the memory of its base. Arrays of a section that are computed in place of
+an operand, which is not used again, are in one *cell*.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import numpy as np
 from minipipe.compile.lines import Line, Variable
 from minipipe.compile.trace import Trace
 
-ALIGNMENT = 64  # bytes, of each temporary: a line of a cache
+ALIGNMENT = 64  # bytes of a temporary: a cache line
 
 
 @dataclass(eq=False)
 class Cell:
-    """Memory that one array, or several that follow each other, are computed in.
+    """Memory of one array, or of several that follow each other.
 
     Attributes
     ----------
@@ -39,15 +39,15 @@ class Cell:
     variable : Variable
         The layout of all of them.
     section : int
-        In which they are made.
+        The section in which they are made.
     born, dies : int
         The positions of the first and the last use.
     last_section : int
-        That of the last use.
+        The section of the last use.
     result : int or None
         The number of the result that is computed here.
     offset : int
-        Of a temporary, in the shared memory.
+        Bytes before a temporary in the shared memory.
     """
 
     members: list[str]
@@ -66,30 +66,30 @@ class Cell:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is an array for each slot."""
+        """Whether each slot has such an array."""
         return self.result is None and self.section < self.last_section
 
     @property
     def num_bytes(self) -> int:
-        """The size of the array."""
+        """The size of the array in bytes."""
         return num_bytes(self.variable)
 
 
 def num_bytes(variable: Variable) -> int:
-    """Return the size of an array."""
+    """Return the size of an array in bytes."""
     return int(np.prod(variable.shape, dtype=int)) * variable.dtype.itemsize
 
 
 @dataclass
 class Step:
-    """A line of a section, at a position that is counted through all sections.
+    """A line of a section, at a position that counts the lines of all sections.
 
     Attributes
     ----------
     line : Line
     section, position : int
     leaf : int or None
-        The leaf to whose gradient the result of the line is added at once.
+        The leaf to whose gradient the line itself adds its result.
     """
 
     line: Line
@@ -115,16 +115,16 @@ class Places:
     ----------
     trace : Trace
     has_static_gradients : bool
-        Whether contributions are added to arrays, and not handed over to leaves.
+        Whether contributions are added to arrays, and not passed to leaves.
     has_static_parameters : bool
-        Whether parameters are the same arrays each time.
+        Whether parameters are the same arrays in each call.
     has_kept_arrays : bool
         Whether later sections read arrays of a slot; otherwise NumPy allocates them.
 
     Attributes
     ----------
     steps : list of list of Step
-        By section, the lines that matter.
+        By section, the lines on which results and effects depend.
     folded : set of str
         The variables that are constants, and views of these.
     cells : dict of str to Cell
@@ -143,8 +143,12 @@ class Places:
         has_kept_arrays: bool = True,
     ) -> None:
         self.trace = trace
-        self._lasting = "pc" if has_static_parameters else "c"
-        self._given = "xg" if has_static_parameters else "xgp"
+        # First letters of variables that are the same in each call, or arguments of it.
+        self._lasting = "c"
+        self._arguments = "xgp"
+        if has_static_parameters:
+            self._lasting = "pc"
+            self._arguments = "xg"
         self.sections = list(trace.sections)
         self.ends: list[int] = []
         self.steps = self._numbered(needed_lines(trace))
@@ -178,11 +182,12 @@ class Places:
 
     def root(self, name: str) -> str:
         """Return the variable that owns the memory of another."""
-        variable = self.trace.variables.get(name)
-        return name if variable is None else variable.root
+        if name in self.trace.variables:
+            return self.trace.variables[name].root
+        return name
 
     def cell(self, name: str) -> Cell | None:
-        """Return the cell in which a variable lies, if it lies in one."""
+        """Return the cell of a variable; None if it has none."""
         return self.cells.get(self.root(name))
 
     def is_view(self, name: str) -> bool:
@@ -190,7 +195,7 @@ class Places:
         return self.root(name) != name
 
     def is_static(self, name: str) -> bool:
-        """Return whether a variable is in the same memory each time, by slot or not."""
+        """Return whether a variable is in the same memory in each call, or of a slot."""
         if name not in self._is_static:
             self._is_static[name] = self._find_static(name)
         return self._is_static[name]
@@ -204,17 +209,17 @@ class Places:
         return cell is not None and cell.result is None
 
     def is_of_inputs(self, name: str) -> bool:
-        """Return whether it is a view of an array that the caller gives."""
+        """Return whether it is a view of an argument of the call."""
         if not self.is_view(name):
             return False
         root = self.root(name)
         cell = self.cell(name)
         is_result = cell is not None and cell.result is not None
-        is_callers = is_result or root[0] in self._given
-        return is_callers and self._is_remade(name)
+        is_argument = is_result or root[0] in self._arguments
+        return is_argument and self._is_remade(name)
 
     def is_dynamic(self, name: str) -> bool:
-        """Return whether NumPy makes it each time."""
+        """Return whether NumPy allocates it in each call."""
         if name[0] != "v" or name in self.cells or self.makers[name].leaf is not None:
             return False
         return not self.is_static(name) and not self.is_of_inputs(name)
@@ -236,7 +241,7 @@ class Places:
         return self._first[leaf]
 
     def _is_remade(self, name: str) -> bool:
-        """Return whether a view follows from one array, and nothing else."""
+        """Return whether a view depends on one array alone."""
         step = self.makers[name]
         if not step.line.makes_one or len(step.line.reads) != 1:
             return False
@@ -247,27 +252,27 @@ class Places:
     # -- analysis ----------------------------------------------------------------------
 
     def _numbered(self, lines: dict[str, list[Line]]) -> list[list[Step]]:
-        found = []
+        numbered = []
         position = 0
         for number, section in enumerate(self.sections):
             steps = []
-            # Lines on the host come first: they read inputs alone.
+            # Lines on the host come first: they read only inputs.
             for line in sorted(lines[section], key=lambda line: not line.is_on_host):
                 steps.append(Step(line, number, position))
                 position += 1
-            found.append(steps)
+            numbered.append(steps)
             self.ends.append(position)  # the position at which results are used
             position += 1
-        return found
+        return numbered
 
     def _uses(self) -> dict[str, Uses]:
         uses: dict[str, Uses] = {}
 
         def note(name: str, position: int, section: int) -> Uses:
-            found = uses.setdefault(self.root(name), Uses())
-            found.positions.append(position)
-            found.sections.add(section)
-            return found
+            of_root = uses.setdefault(self.root(name), Uses())
+            of_root.positions.append(position)
+            of_root.sections.add(section)
+            return of_root
 
         for step in self.all_steps:
             for name in (*step.line.makes, *step.line.reads, *step.line.changes):
@@ -280,7 +285,7 @@ class Places:
         return uses
 
     def _fuse_contributions(self) -> None:
-        """Let a line that makes nothing but a contribution add it to the gradient."""
+        """Let a line whose result is only a contribution add it to the gradient."""
         for steps in self.steps:
             before: dict[int, int] = {}  # by leaf, the last contribution
             for step in list(steps):
@@ -298,7 +303,7 @@ class Places:
                     self._fuse(name, maker, leaf)
 
     def _is_alone(self, name: str, maker: Step, step: Step) -> bool:
-        """Return whether a variable is made for one contribution."""
+        """Return whether a variable is used for one contribution alone."""
         line = maker.line
         uses = self.uses[self.root(name)]
         variable = self.trace.variables[name]
@@ -338,7 +343,7 @@ class Places:
             line = step.line
             if line.form.into is None:
                 barred.update(map(self.root, line.changes))
-            if line.leaf is not None and not has_static_gradients:  # it is handed over
+            if line.leaf is not None and not has_static_gradients:  # it is passed on
                 barred.add(self.root(line.reads[0]))
         for step in self.all_steps:
             line = step.line
@@ -353,7 +358,7 @@ class Places:
                 self._add_to_cell(name, variable, step)
 
     def _add_to_cell(self, name: str, variable: Variable, step: Step) -> None:
-        """Put a variable into the cell of an operand that dies, or into a new one."""
+        """Put a variable into the cell of an operand with its last use, or a new one."""
         uses = self.uses[name]
         cell = None
         if step.line.form.is_exact:
@@ -366,7 +371,7 @@ class Places:
         self.cells[name] = cell
 
     def _cell_of_operand(self, variable: Variable, step: Step) -> Cell | None:
-        """Return the cell of an operand that is used for the last time, and once."""
+        """Return the cell of an operand with its last use, which the line reads once."""
         cells = [self.cell(name) for name in step.line.reads]
         for name in step.line.reads:
             cell = self.cells.get(name)
@@ -378,10 +383,10 @@ class Places:
         return None
 
     def _take_results(self) -> None:
-        """Let results be computed in the arrays of the caller, if it is possible."""
+        """Compute results in the arrays of the caller, if that is possible."""
         for number, section in enumerate(self.sections):
             for i, name in enumerate(self.trace.results[section]):
-                cell = self.cells.get(name)  # of the variable itself, and no view of it
+                cell = self.cells.get(name)  # of the variable itself, not of a view
                 if cell is None or cell.section != number or cell.result is not None:
                     continue
                 if cell.variable.shape == ():
@@ -415,15 +420,15 @@ def needed_lines(trace: Trace) -> dict[str, list[Line]]:
     roots = _roots_of(live, trace.variables)
     needed: dict[str, list[Line]] = {}
     for section in reversed(trace.sections):
-        found = []
+        lines = []
         for line in reversed(trace.sections[section]):
             changes = _roots_of(line.changes, trace.variables)
             is_read = not live.isdisjoint(line.makes) or not roots.isdisjoint(changes)
             if line.has_effect or is_read:
-                found.append(line)
+                lines.append(line)
                 live.update(line.reads)
                 roots |= _roots_of(line.reads, trace.variables)
-        needed[section] = found[::-1]
+        needed[section] = lines[::-1]
     return {section: needed[section] for section in trace.sections}
 
 
@@ -432,9 +437,9 @@ def _roots_of(names: Iterable[str], variables: Mapping[str, Variable]) -> set[st
 
 
 def pack(cells: list[Cell]) -> int:
-    """Give cells offsets, such that none overlaps another one at the same time.
+    """Give cells offsets without overlaps in time, larger cells first.
 
-    Returns the size of the memory. Larger cells choose first.
+    Returns the size of the memory in bytes.
 
     Examples
     --------
@@ -447,9 +452,9 @@ def pack(cells: list[Cell]) -> int:
     """
     placed: list[Cell] = []
     for cell in sorted(cells, key=lambda cell: (-cell.num_bytes, cell.born)):
-        meets = [o for o in placed if o.born <= cell.dies and cell.born <= o.dies]
+        alive = [o for o in placed if o.born <= cell.dies and cell.born <= o.dies]
         cell.offset = 0
-        for other in sorted(meets, key=lambda other: other.offset):
+        for other in sorted(alive, key=lambda other: other.offset):
             if other.offset >= cell.offset + cell.num_bytes:
                 break
             cell.offset = max(cell.offset, _aligned(other.offset + other.num_bytes))

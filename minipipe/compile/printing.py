@@ -15,7 +15,7 @@ from minipipe.compile.statements import Statement, listed, substituted, written
 from minipipe.compile.wrapping import function
 from minipipe.core.autograd.backend import is_half
 
-_LAYER = re.compile(r"\(layer=(\d+)")  # of random numbers
+_LAYER = re.compile(r"\(layer=(\d+)")  # in the key of random numbers
 _QUIETLY = '@errstate(over="ignore", invalid="ignore")'
 
 
@@ -28,19 +28,19 @@ class Printer:
     number : int
         The number of the section.
     is_static : bool
-        Whether gradients are arrays, and not leaves.
+        Whether gradients are arrays, and not attributes of leaves.
 
     Attributes
     ----------
     block, block_name : str
-        The source and the name of a function of lines that are repeated; an empty one
-        if there are none.
+        The source and the name of a function of repeated lines; the source is empty
+        if no lines repeat.
     source : str
     parameters : tuple of str
         The names of the parameters of the function.
     preparation : str
-        The source of a function of what the host does before; empty without any. The
-        function gets its result as the parameter ``prepared``.
+        The source of a function of the work on the host; empty if there is none. The
+        section gets its result as the parameter ``prepared``.
     parameters_of_preparation : tuple of str
     """
 
@@ -69,20 +69,21 @@ class Printer:
         self.block_name = f"{name}_block"
         self.block, body = outlined(self._parts, local, self.block_name)
         texts = merged([written(each.text) for each in [*head, *body]])
-        decorator = f"{_QUIETLY}\n" if self._is_half() else ""
-        self.source = f"{decorator}{function(name, self.parameters, texts)}\n"
+        self.source = f"{function(name, self.parameters, texts)}\n"
+        if self._is_half():
+            self.source = f"{_QUIETLY}\n{self.source}"
         self.parameters_of_preparation = self._parameters_of_preparation()
         self.preparation = self._preparation()
 
     @property
     def _is_on_device(self) -> bool:
-        """Whether the section may be captured once, in any step, and launched again:
-        then nothing that it reads may go.
+        """Whether the section may be captured as a graph and launched again: then all
+        arrays that it reads have to stay.
         """
         return self._has_out and not self._places.trace.dialect.is_numpy
 
     def _is_half(self) -> bool:
-        """Return whether gradients may overflow, which a loss scale expects."""
+        """Return whether gradients are halves, whose overflow a loss scale handles."""
         names = self._layout.needs[self._number]
         variables = self._places.trace.variables
         is_backward = self._number > 0
@@ -94,8 +95,8 @@ class Printer:
         needed = self._layout.needs[self._number]
         places = self._places
         roots = {places.root(name) for name in needed}
-        found = [self._names[name] for name in roots if self._is_given(name)]
-        found.sort(key=lambda name: ("xgy".index(name[0]), int(name[1:])))
+        arrays = [self._names[name] for name in roots if self._is_argument(name)]
+        arrays.sort(key=lambda name: ("xgy".index(name[0]), int(name[1:])))
         results = places.trace.results[places.sections[self._number]]
         outs = [f"out{i}" for i, name in enumerate(results) if self._is_array(name)]
         has_conditions = any("first" in part.names for part in self._parts)
@@ -104,22 +105,22 @@ class Printer:
             *["first"] * has_conditions,
             *["prepared"] * bool(self._host_lines()),
             *["key"] * ("key" in needed),
-            *found,
+            *arrays,
             *outs,
         )
 
-    def _is_given(self, root: str) -> bool:
-        """Return whether the caller gives an array: an input, or an earlier result."""
+    def _is_argument(self, root: str) -> bool:
+        """Return whether the caller passes an array: an input, or an earlier result."""
         cell = self._places.cells.get(root)
         if cell is not None:
             return cell.result is not None and cell.section < self._number
         return root[0] in "xg"
 
     def _is_array(self, name: str) -> bool:
-        """Return whether a result has axes, and so is written and not returned."""
+        """Return whether a result has axes: it is written to an output, not returned."""
         return name != "None" and self._places.trace.variables[name].shape != ()
 
-    # -- what the host does before -----------------------------------------------------
+    # -- work on the host --------------------------------------------------------------
 
     def _host_lines(self) -> list[Line]:
         steps = self._places.steps[self._number]
@@ -130,7 +131,7 @@ class Printer:
         return [self._names[name] for name in makes]
 
     def _prepared(self) -> Iterator[Statement]:
-        """Yield the statement that takes what the host has made."""
+        """Yield the statement that unpacks the result of the host."""
         names = self._names_of_preparation()
         if names:
             yield Statement(f"{listed(names)} = prepared", tuple(names))
@@ -158,7 +159,7 @@ class Printer:
     # -- head and end ------------------------------------------------------------------
 
     def _unpacked(self) -> Iterator[Statement]:
-        """Yield the statements that take kept arrays out of their lists."""
+        """Yield the statements that unpack kept arrays."""
         layout = self._layout
         number = self._number
         for i, kept in enumerate(layout.kept):
@@ -174,13 +175,13 @@ class Printer:
             stash = f"{layout.list_of_stashes(i)}[slot{i}]"
             if not needed.isdisjoint(names):
                 self._slots.add(i)
-                read = [name if name in needed else "_" for name in names]
-                yield Statement(f"{listed(read)} = {stash}")
+                targets = [name if name in needed else "_" for name in names]
+                yield Statement(f"{listed(targets)} = {stash}")
             if number == last and not self._is_on_device:
                 yield Statement(f"{stash} = None")
 
     def _parameters_read(self) -> Iterator[Statement]:
-        """Yield the statements that take parameters from their owners, if they move."""
+        """Yield the statements that read parameters, if their arrays may change."""
         if self._places.is_static("p0"):
             return
         for name in self._layout.needs[self._number]:
@@ -188,7 +189,7 @@ class Printer:
                 yield Statement(f"{{{self._names[name]}}} = owner{name[1:]}.data")
 
     def _views_of_inputs(self) -> Iterator[str]:
-        """Yield views of arrays of the caller, which each section makes anew."""
+        """Yield views of arguments, which each section makes anew."""
         needed = self._layout.needs[self._number]
         for step in self._places.all_steps:
             if step.section > self._number:
@@ -222,14 +223,14 @@ class Printer:
             yield Statement(f"return {_shown(returned)}")
 
     def _last_reads(self) -> dict[int, list[str]]:
-        """Return the large arrays of NumPy's, by the position of their last use."""
+        """Return the large dynamic arrays, by the position of their last use."""
         places = self._places
         last = dict[str, int]()
         for step in places.steps[self._number]:
             line = step.line
             for name in (*line.makes, *line.reads, *line.changes):
                 last[places.root(name)] = step.position
-        found: dict[int, list[str]] = {}
+        freed: dict[int, list[str]] = {}
         added = {name for cell in places.scratch.values() for name in cell.members}
         for name in self._layout.needs[self._number]:
             root = places.root(name)
@@ -239,8 +240,8 @@ class Printer:
             uses = places.uses[root]
             is_over = max(uses.sections) == self._number and not uses.is_result
             if is_over and places.is_dynamic(root) and places.is_dynamic(name):
-                found.setdefault(last[root], []).append(self._names[name])
-        return found
+                freed.setdefault(last[root], []).append(self._names[name])
+        return freed
 
     # -- lines -------------------------------------------------------------------------
 
@@ -252,9 +253,9 @@ class Printer:
         elif step.leaf is not None:
             self._write_fused(step.leaf, step)
         elif line.is_on_host:
-            return  # it is done before
+            return  # the preparation does it
         elif places.is_made_once(step) or any(map(places.is_of_inputs, line.makes)):
-            return  # it is made elsewhere
+            return  # a view, or made once
         elif line.makes_one and line.makes[0] in places.cells:
             self._add(self._into(step, self._names[line.makes[0]]))
         elif line.changes and line.form.into and self._is_global(line.changes[0]):
@@ -278,8 +279,8 @@ class Printer:
             return
         for name in step.line.form.constants:
             value = self._places.constants[name]
-            shape = value.shape if isinstance(value, np.ndarray) else ()
-            if shape not in ((), made.shape):
+            is_array = isinstance(value, np.ndarray)
+            if is_array and value.shape not in ((), made.shape):
                 names[name] = self._layout.constant(name, made.shape)
 
     def _is_global(self, name: str) -> bool:
@@ -287,37 +288,37 @@ class Printer:
         return cell is not None and cell.is_temporary
 
     def _write_fused(self, leaf: int, step: Step) -> None:
-        """Write a contribution that nothing else reads."""
-        own = self._names[f"d{leaf}"]
+        """Write a line that adds its result to a gradient."""
+        gradient = self._names[f"d{leaf}"]
         scratch = self._layout.scratch(step)
-        first = self._into(step, own)
+        first = self._into(step, gradient)
         more = self._into(step, scratch)
-        later = f"add({{{own}}}, {more}, {{{own}}})"
-        if "[...] = " in more or more.startswith("copyto"):  # which return nothing
-            later = f"{more}\nadd({{{own}}}, {{{scratch}}}, {{{own}}})"
+        later = f"add({{{gradient}}}, {more}, {{{gradient}}})"
+        if "[...] = " in more or more.startswith("copyto"):  # these return nothing
+            later = f"{more}\nadd({{{gradient}}}, {{{scratch}}}, {{{gradient}}})"
         self._contribute(leaf, first, later, step)
 
     def _write_contribution(self, leaf: int, step: Step) -> None:
         (variable,) = step.line.reads
         name = f"{{{self._names[variable]}}}"
         if self._is_static:
-            own = f"{{{self._names[f'd{leaf}']}}}"
-            first = f"{own}[...] = {name}"
-            later = f"add({own}, {name}, {own})"
+            gradient = f"{{{self._names[f'd{leaf}']}}}"
+            first = f"{gradient}[...] = {name}"
+            later = f"add({gradient}, {name}, {gradient})"
             if not self._has_out:
-                later = f"{own}[...] += {name}"
+                later = f"{gradient}[...] += {name}"
             self._contribute(leaf, first, later, step)
             return
-        own = f"{{{self._names[f'l{leaf}']}}}.grad"
+        gradient = f"{{{self._names[f'l{leaf}']}}}.grad"
         first = f"{name}.copy()"
-        more = f"add({own}, {name}, {own})"
+        total = f"add({gradient}, {name}, {gradient})"
         if not self._has_out:
             first = f"copied({name})"
-            more = f"{own} + {name}"
+            total = f"{gradient} + {name}"
         if self._places.trace.variables[variable].is_number:
             first = f"asarray({name})"
-            more = f"asarray({own} + {name})"
-        self._add(f"{own} = {first} if {own} is None else {more}")
+            total = f"asarray({gradient} + {name})"
+        self._add(f"{gradient} = {first} if {gradient} is None else {total}")
 
     def _contribute(self, leaf: int, first: str, later: str, step: Step) -> None:
         """Write the first contribution of a step, and add the others."""
@@ -332,7 +333,7 @@ class Printer:
 
 
 def preparation_of(section: str) -> str:
-    """Return the name of what the host does before a section."""
+    """Return the name of the work on the host before a section."""
     return f"prepare_{section}"
 
 

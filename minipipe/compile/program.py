@@ -1,8 +1,8 @@
-"""The compiled schedule of a rank: recorded in one step, and run from then on.
+"""The compiled schedule of a rank: recorded in one step, and run in later ones.
 
-`Compiler` stands behind the handshake of a step. It knows the batch, and decides
-whether its schedule runs eagerly, is recorded, or is run by an earlier program. All
-three send the same messages, so each rank decides alone.
+`Compiler` runs after the handshake of a step, which gives it the batch. It decides
+whether the schedule runs eagerly, is recorded, or runs as an earlier program. All three
+send the same messages, so each rank decides alone.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from minipipe.execution.batch import Batch
 from minipipe.execution.samples import Cut
 
 MOST_PROGRAMS = 8
-"""Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
+"""Programs that are kept for a schedule, such as one for a smaller last batch."""
 
 MOST_TRIES = 4
-"""Programs made in vain, one after the other, until a schedule stays eager."""
+"""Programs in a row that never ran, after which a schedule stays eager."""
 
-_numbers = count()  # of programs: each has its own file name
+_numbers = count()  # of programs, for unique file names
 
 
 class Compiler:
@@ -60,27 +60,28 @@ class Compiler:
     Parameters
     ----------
     is_strict : bool
-        Whether what cannot be compiled is an error. Otherwise its stage runs eagerly.
+        Whether a layer that cannot be compiled is an error. Otherwise its stage runs
+        eagerly.
 
     Attributes
     ----------
     program : CompiledRow or None
-        That ran last.
+        The program that ran last.
     gradients : GradientArrays or None
-        Of all programs.
+        The gradients of all programs.
     report : str
-        What the last step did, and why.
+        How the last step ran, and why.
 
     Raises
     ------
     ModelError
-        Code ``unsupported``, when it meets what it cannot compile.
+        Code ``unsupported``: a layer cannot be compiled.
     """
 
     def __init__(self, is_strict: bool) -> None:
         self._is_strict = is_strict
         self._programs: dict[Any, CompiledRow | None] = {}
-        self._tries: dict[Any, int] = {}  # programs that were made and have not run
+        self._tries: dict[Any, int] = {}  # programs that have not run, by form
         self.gradients: GradientArrays | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
@@ -88,8 +89,10 @@ class Compiler:
     @property
     def latest(self) -> CompiledRow | None:
         """The newest program, whether or not it ran last."""
-        programs = [program for program in self._programs.values() if program]
-        return self.program or (programs[-1] if programs else None)
+        if self.program is not None:
+            return self.program
+        programs = (each for each in reversed(self._programs.values()) if each)
+        return next(programs, None)
 
     def __call__(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run the schedule of the batch that the executor has."""
@@ -99,7 +102,7 @@ class Compiler:
             executor.run_eagerly(steps)
             return
         key = form_of(executor)
-        if key not in self._programs:  # its first step fills in parameters and the like
+        if key not in self._programs:  # the first step creates lazy attributes
             while len(self._programs) >= MOST_PROGRAMS:
                 self._drop(next(iter(self._programs)))
             self._programs[key] = None
@@ -117,9 +120,9 @@ class Compiler:
         self._record(executor, steps, key)
 
     def _has_run(self, executor: Executor, steps: Sequence[Step], key: Any) -> bool:
-        """Run the program of a batch; return whether there is one, and it is valid.
+        """Run the program of a batch; return whether a valid one exists.
 
-        No variable of the caller may refer to it, and to the gradients.
+        No variable of the caller may refer to it or to the gradients.
         """
         program = self._programs[key]
         if program is None or not program.holds(self.gradients):
@@ -143,13 +146,13 @@ class Compiler:
         return True
 
     def begins_again(self, executor: Executor, error: BaseException) -> bool:
-        """Forget the program that ran last, if a message of another form came first.
+        """Drop the program that ran last, if its first message had another form.
 
         Returns
         -------
         bool
-            Whether the schedule can begin once more: nothing else has been wrong, and
-            nothing has run.
+            Whether the schedule can begin again: the error is no other one, and no
+            action has run.
         """
         if not isinstance(error, OtherForm) or has_run(executor):
             return False
@@ -160,15 +163,15 @@ class Compiler:
         return True
 
     def _drop(self, key: Any) -> None:
-        """Forget a program.
+        """Drop a program, and count the references to gradients anew.
 
-        Its references to gradients go, and would hide as many that a user keeps.
+        Otherwise its references would still be subtracted, and hide references of a user.
         """
         if self._programs.pop(key) is not None and self.gradients is not None:
             self.gradients.renew()
 
     def _record(self, executor: Executor, steps: Sequence[Step], key: Any) -> None:
-        """Run a step eagerly, and make a program of it."""
+        """Run a step eagerly, and make a program from it."""
         self._programs[key] = None
         self.report = "is recorded"
         stages = executor.stages
@@ -182,14 +185,16 @@ class Compiler:
         finally:
             executor.stages = stages
         program = CompiledRow(executor, recorders, self._is_strict)
-        is_trained = not executor.program.is_forward_only
-        program.bind(self._gradients_of(recorders) if is_trained else None)
+        gradients = None
+        if not executor.program.is_forward_only:
+            gradients = self._gradients_of(recorders)
+        program.bind(gradients)
         self._programs[key] = program
 
     def _gradients_of(self, recorders: dict[int, Recorder]) -> GradientArrays:
-        """Return the gradients of all programs, made anew if parameters have changed.
+        """Return the gradients of all programs.
 
-        Then earlier programs are valid no more.
+        If parameters have changed, they are replaced, and all programs are dropped.
         """
         owners = [owner for each in recorders.values() for owner in each.owners]
         owners = list({id(owner): owner for owner in owners}.values())
@@ -220,17 +225,18 @@ class CompiledRow:
     Attributes
     ----------
     source : str
-        That of the whole module.
+        The source of the whole module.
     sources : dict of int to str
-        Of the sections of each compiled stage.
+        The source of the sections, by compiled stage.
     report : str
     is_whole : bool
-        Whether nothing in it computes eagerly.
+        Whether all computations are compiled.
     is_static : bool
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
+        The gradients that it writes.
     keys : set
-        Of receives that the lines of the schedule post themselves.
+        The keys of receives that the lines of the schedule post themselves.
     """
 
     def __init__(
@@ -249,8 +255,8 @@ class CompiledRow:
         self.source = "\n\n".join([*sources, "\n".join(memory.lines) + "\n"])
         self.sources: dict[int, str] = {}
         for part, source in zip(parts, sources):
-            earlier = self.sources.get(part.stage)
-            self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
+            earlier = self.sources.get(part.stage, "")
+            self.sources[part.stage] = f"{earlier}\n\n{source}".lstrip("\n")
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         self._attributes = JoinedAttributes(self._attributes_of(executor))
         seeds = Seeds(row.losses, executor.xp)
@@ -265,7 +271,7 @@ class CompiledRow:
         self.is_static = all(part.is_static for part in parts)
 
     def _note_messages(self, row: Row) -> None:
-        """Note the channels of a row, and which receives its lines post themselves."""
+        """Note the channels of a row, and the receives that its lines post."""
         self._receives: list[tuple[Any, Any]] = []
         self.keys: set[Any] = set()
         for message in row.messages.values():
@@ -275,7 +281,7 @@ class CompiledRow:
                 self.keys |= {message.names.get(f"key_{message.value}")} - {None}
 
     def _attributes_of(self, executor: Executor) -> Iterator[Attributes]:
-        """Yield the attributes of the compiled layers, and of the loss among them."""
+        """Yield the attributes of the compiled layers and of the loss."""
         for guard in self._guards:
             yield guard.attributes
         last = executor.program.num_stages - 1
@@ -289,35 +295,35 @@ class CompiledRow:
         return self._recorders
 
     def bind(self, gradients: GradientArrays | None) -> None:
-        """Give all functions their arrays; without gradients, if it is forward only."""
+        """Bind all functions to arrays; a forward-only row has no gradients."""
         self._gradients = gradients
         if gradients is not None and not gradients.arena.gradients_are_free():
             gradients.renew()
         self._bind_parts(gradients)
-        if gradients is not None:  # no variable refers to them now
+        if gradients is not None:  # now without references of local variables
             gradients.count_references()
             self._version = gradients.version
 
     def _bind_parts(self, gradients: GradientArrays | None) -> None:
         parts = self._parts
         pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
-        given: dict[int, tuple[Any, Array]] = {}
+        written: dict[int, tuple[Any, Array]] = {}  # leaves and gradients
         for part in parts:
             recorder = self._recorders[part.stage]
             arrays = [owner.data for owner in recorder.owners]
             leaves = [use.node for use in recorder.uses]
-            own: Sequence[Any] = leaves
+            targets: Sequence[Any] = leaves
             if part.is_static and gradients is not None:
-                own = gradients.of(leaves)
+                targets = gradients.of(leaves)
                 for i in part.contributes:
-                    given[id(leaves[i])] = leaves[i], own[i]
-            found = part.sections.bind(arrays, own, part.num_slots, pool)
-            for section, function in found.items():
+                    written[id(leaves[i])] = leaves[i], targets[i]
+            functions = part.sections.bind(arrays, targets, part.num_slots, pool)
+            for section, function in functions.items():
                 self._namespace[part.name_of(section)] = function
             if part.leaves:
-                for i, values in enumerate(part.sections.stashes(found)):
+                for i, values in enumerate(part.sections.stashes(functions)):
                     self._namespace[f"stash{i}_{part.name}"] = values
-        self.given.pairs = list(given.values())
+        self.given.pairs = list(written.values())
         if gradients is not None:
             self.given.flat = gradients.flat([leaf for leaf, _ in self.given.pairs])
 
@@ -331,7 +337,7 @@ class CompiledRow:
         return function
 
     def holds(self, gradients: GradientArrays | None) -> bool:
-        """Return whether nothing has changed on which the program depends."""
+        """Return whether all guards hold."""
         if gradients is not self._gradients or mode().is_enabled != self._trained:
             return False
         if gradients is not None and not gradients.arena.is_open:
@@ -342,19 +348,19 @@ class CompiledRow:
         return self._attributes.still_hold() or self._attributes.hold_again()
 
     def is_ready(self) -> bool:
-        """Return whether no receive is left from a run that has failed.
+        """Return whether no posted receive is left from a failed run.
 
-        Another way of running takes its message; the lines would post it once more.
+        An eager step takes its message; the lines would post it again.
         """
         return self.keys.isdisjoint(self._namespace.get("posted", ()))
 
     def run(self, executor: Executor) -> None:
         """Run the schedule of a batch.
 
-        An error in a forward is raised again by the layers, which add their notes.
+        The layers raise an error of a forward again, with their notes.
         """
         if executor.sends:
-            executor.finish_sends()  # whose arrays are filled again now
+            executor.finish_sends()  # the row writes into their arrays
         gradients = self._gradients
         if gradients is not None:
             is_free = gradients.arena.gradients_are_free()
@@ -379,14 +385,14 @@ class CompiledRow:
             raise
 
     def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
-        """Return what a forward has received, from variables of the schedule."""
+        """Return the input of a forward, from variables of the schedule."""
         name = self._arguments.inputs[stage, k]
         form = self._recorders[stage].recording_of[k].received
         arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
         return form.payload(arrays)
 
     def _pass_on(self, values: Mapping[str, Any], stage: int, k: int) -> None:
-        """Give a stage what earlier slices have left, from variables of the schedule."""
+        """Give a stage the arrays of earlier slices, from variables of the schedule."""
         recorder = self._recorders[stage]
         for (of_stage, each), names in self._arguments.passed.items():
             if of_stage == stage and each < k:
@@ -394,7 +400,7 @@ class CompiledRow:
                 recorder.passed.keep(each, arrays, recorder.recording_of[each].passed)
 
     def _raise_other_form(self, error: MessageError) -> None:
-        """Raise an error again as one of the form of a message, if it is."""
+        """Raise ``OtherForm`` instead, if a message of another form has arrived."""
         for channel, value in self._receives:
             message = channel.other
             channel.other = None
@@ -403,36 +409,34 @@ class CompiledRow:
 
 
 def form_of(executor: Executor) -> Any:
-    """Return everything about a batch, besides its numbers, on which lines depend."""
+    """Return the properties of a batch, besides its values, on which lines depend."""
     batch: Batch = executor.batch
     modes = [stage.module.is_training for stage in executor.stages.values()]
     if batch.form is not None:
         return (batch.form, mode().is_enabled, *modes)
     loss = Same(batch.objective.loss)
-    found: list[Any] = [
-        batch.sizes,
-        batch.form_of_inputs,
-        loss,
-        mode().is_enabled,
-        *modes,
-    ]
+    key: list[Any] = [batch.sizes, batch.form_of_inputs, loss]
+    key += [mode().is_enabled, *modes]
     for payloads in (batch.inputs, batch.objective.targets):
-        parts = [payloads.whole] if isinstance(payloads, Cut) else payloads or ()
-        found.extend(cache_key(part, part.arrays) for part in parts)
-    return tuple(found)
+        parts = payloads or ()
+        if isinstance(payloads, Cut):
+            parts = [payloads.whole]
+        key.extend(cache_key(part, part.arrays) for part in parts)
+    return tuple(key)
 
 
 def _stage_programs(
     executor: Executor, recorders: dict[int, Recorder]
 ) -> dict[tuple[int, int], StageProgram]:
     """Return the programs of stages that could be recorded."""
-    found: dict[tuple[int, int], StageProgram] = {}
+    result: dict[tuple[int, int], StageProgram] = {}
     leaves = any(action.kind is O for action in executor.actions)
     for stage, recorder in recorders.items():
         if recorder.first_reason:
             continue
         programs: dict[int, StageProgram] = {}
-        how = "static" if _is_static(executor, recorder) else "leaves"
+        is_static = _is_static(executor, recorder)
+        how = "static" if is_static else "leaves"
         for k, recorded in recorder.recording_of.items():
             if id(recorded) not in programs:
                 suffix = suffix_of(len(programs))
@@ -440,27 +444,25 @@ def _stage_programs(
                 name = f"{stage}{suffix}"
                 sections = Sections(recorded.trace, name, how, keeps=keeps)
                 program = StageProgram(stage, suffix, recorded, sections)
-                program.is_static = how == "static"
+                program.is_static = is_static
                 program.leaves = leaves
                 program.contributes = recorded.contributes
                 programs[id(recorded)] = program
-            found[stage, k] = programs[id(recorded)]
+            result[stage, k] = programs[id(recorded)]
         for program in programs.values():
-            own = {k for (s, k), one in found.items() if one is program}
+            microbatches = {k for (_, k), each in result.items() if each is program}
             places = {
                 (program.section_of(action.kind), action.microbatch): position
                 for position, action in enumerate(executor.actions)
-                if action.stage == stage and action.microbatch in own
+                if action.stage == stage and action.microbatch in microbatches
                 if action.kind in SECTIONS
             }
             assign_slots(program, places)
-    return found
+    return result
 
 
 def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
-    """Return whether all computations of a schedule are compiled sections, or copies to
-    a file.
-    """
+    """Return whether all computations are compiled sections or copies to a file."""
     for binding in executor.bindings:
         stage, kind, k = binding.action
         if not binding.is_timed:
@@ -473,14 +475,12 @@ def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
 def _is_static(executor: Executor, recorder: Recorder) -> bool:
     """Return whether the gradients of a stage are arrays that are written in each step.
 
-    Not if they are taken away in the middle of a step, or if some microbatches give
-    other leaves a gradient.
+    They are not if a handler takes them away in the middle of a step, or if microbatches
+    contribute to different leaves.
     """
-    given = {
-        frozenset(recorded.contributes) for recorded in recorder.recordings.values()
-    }
-    taken = any(hasattr(binding.handler, "then") for binding in executor.bindings)
-    return len(given) == 1 and not taken
+    contributes = {frozenset(each.contributes) for each in recorder.recordings.values()}
+    is_taken = any(hasattr(binding.handler, "then") for binding in executor.bindings)
+    return len(contributes) == 1 and not is_taken
 
 
 def _reports(recorders: dict[int, Recorder], is_strict: bool) -> list[str]:

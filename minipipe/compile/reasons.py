@@ -16,7 +16,7 @@ from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 
 
 def refused(stage: int, reason: str) -> ModelError:
-    """Return the error for a stage that cannot be compiled, where that is asked for."""
+    """Return the error for a stage that cannot be compiled, with ``compile=True``."""
     message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
     message += " minipipe.functional, and declare a class of your own with"
     message += " is_compilable = True (see Pipeline); or pass"
@@ -32,12 +32,12 @@ def report_of(stage: int, reason: str) -> str:
 
 
 def is_declared(part: Any, default: bool) -> bool:
-    """Return whether code may be recorded: of minipipe, or declared by its author."""
+    """Return whether the author of a class or function allows to record it."""
     return bool(getattr(part, "is_compilable", getattr(part, "is_replayable", default)))
 
 
 def _code_of(part: Module) -> Any:
-    """Return the class of a layer, or the function that it runs."""
+    """Return the class of a layer, or the function that it calls."""
     if isinstance(part, AuxiliaryLoss) and not isinstance(part.function, Module):
         return part.function
     return type(part)
@@ -48,9 +48,9 @@ def reason_against(module: Sequential) -> str:
     first = module.first_layer
     for i, layer in enumerate(module.layers):
         for part in layer.modules():
-            own = not is_foreign(part) and not isinstance(part, Function)
-            is_listed = is_declared(_code_of(part), own)
-            if not is_listed or not is_exactly(part, type(part)):
+            is_ours = not is_foreign(part) and not isinstance(part, Function)
+            is_allowed = is_declared(_code_of(part), default=is_ours)
+            if not is_allowed or not is_exactly(part, type(part)):
                 name = type(part).__name__
                 return f"layer {first + i}, {name}, runs code of its own"
     return ""
@@ -59,9 +59,9 @@ def reason_against(module: Sequential) -> str:
 def reason_against_loss(objective: BatchObjective) -> str:
     """Return why the loss of a call cannot be recorded; empty if it can."""
     loss = objective.loss
-    own = type(loss).__module__ == "minipipe.core.nn.losses"
+    is_ours = type(loss).__module__ == "minipipe.core.nn.losses"
     replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
-    if not is_declared(loss, own) or replaced:
+    if not is_declared(loss, default=is_ours) or replaced:
         return "the loss runs code of its own"
     if objective.targets is None:
         return "the loss has no targets"
@@ -72,11 +72,13 @@ def reason_against_loss(objective: BatchObjective) -> str:
 
 def attributes_of_loss(loss: Any) -> Attributes:
     """Return the attributes of a loss, on which its lines depend."""
-    return Attributes(loss.modules() if isinstance(loss, Module) else [loss])
+    if isinstance(loss, Module):
+        return Attributes(loss.modules())
+    return Attributes([loss])
 
 
 def reason_for_eager(executor: Executor) -> str:
-    """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
+    """Return why this call cannot run compiled; empty if it can."""
     batch: Batch = executor.batch
     objective = batch.objective
     if (objective.where or objective.metrics) and not objective.is_for_outputs:

@@ -1,7 +1,8 @@
-"""The recording of one step: the NumPy calls of each kind of microbatch of a stage.
+"""The recording of one step: the NumPy calls of a stage, for each form of microbatches.
 
-A stage in a recorded step computes as always, but the first microbatch of each kind
-computes with traced arrays (`trace.py`): its inputs, targets, parameters and gradients.
+A stage in a recorded step computes as in an eager one, but the first microbatch of each
+form computes with traced arrays (`trace.py`): its inputs, targets, parameters and
+gradients.
 """
 
 from __future__ import annotations
@@ -35,31 +36,32 @@ from minipipe.execution.objective import BatchObjective
 
 @dataclass
 class Recorded:
-    """One kind of microbatch of a stage, and the trace of the first one.
+    """The trace of the first microbatch of a form, on one stage.
 
     Attributes
     ----------
     trace : Trace
     microbatch : int
-        Which one was traced.
+        The microbatch that was traced.
     num_inputs : int
-        The number of arrays of the stage's input; those behind them are targets.
+        The number of arrays of the stage's input; further inputs are targets.
     received : Form
-        Of the stage's input.
+        The form of the stage's input.
     result : Form or None
-        Of the stage's result; None on the last stage, unless outputs are asked for.
+        The form of the stage's result; None on the last stage, unless the call returns
+        outputs.
     loss_dtype : dtype or None
-        Of the loss, on the last stage.
-    came : Form or None
-        Of the gradient that came back.
+        The dtype of the loss, on the last stage.
+    output_gradient : Form or None
+        The form of the gradient of the result.
     gradient : Form or None
-        Of the gradients of the inputs, if there are some.
+        The form of the gradients of the inputs, if any.
     is_over : bool
         Whether its last section has been recorded.
     twin : Recorded or None
-        Another microbatch, if there is one and code of a user's runs.
+        The trace of another microbatch, with which a trace of user code is compared.
     passed : object
-        The structure of the arrays that it leaves for later microbatches.
+        The structure of its arrays for later microbatches.
     """
 
     trace: Trace
@@ -68,7 +70,7 @@ class Recorded:
     received: Form
     result: Form | None = None
     loss_dtype: Any = None
-    came: Form | None = None
+    output_gradient: Form | None = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
@@ -80,19 +82,22 @@ class Recorded:
         """Why it cannot be compiled, if it cannot."""
         if self.twin is None or self.trace.reason is not None:
             return self.trace.reason
-        own = self.trace
+        trace = self.trace
         other = self.twin.trace
-        is_like = own.sections == other.sections and own.functions == other.functions
-        if is_like and own.constants.keys() == other.constants.keys():
+        if (
+            trace.sections == other.sections
+            and trace.functions == other.functions
+            and trace.constants.keys() == other.constants.keys()
+        ):
             return None
         return other.reason or "two microbatches of a kind compute differently"
 
     @property
     def outputs(self) -> Form:
-        """The form of the stage's result as outputs for the user."""
+        """The form of the stage's result as outputs of the call."""
         assert self.result is not None
-        wanted = (True,) * len(self.result.shapes)
-        return self.result._replace(requires_grad=wanted)
+        requires_grad = (True,) * len(self.result.shapes)
+        return self.result._replace(requires_grad=requires_grad)
 
     @property
     def contributes(self) -> list[int]:
@@ -111,7 +116,7 @@ class Recorder:
     kinds : mapping of int to str
         By microbatch, the kinds of its actions: a row may split some backwards.
     guard : type
-        That of its guard.
+        The class of its guard.
 
     Attributes
     ----------
@@ -149,7 +154,7 @@ class Recorder:
         return getattr(self._stage, name)
 
     def begin_row(self, kinds: Mapping[int, str]) -> None:
-        """Record another row; what is half recorded is forgotten."""
+        """Begin another row; drop recordings that are not over."""
         self._action_kinds = kinds
         self.recording_of = {}
         self._recording = {}
@@ -167,7 +172,7 @@ class Recorder:
         return self.reason or next(filter(None, reasons), "")
 
     def finished(self, key: Any) -> Recorded | None:
-        """Return the recording of a kind that has ended, and the one of its twin."""
+        """Return a recording that is over, and so is its twin; None before."""
         recorded = self.recordings.get(key)
         if recorded is None or not recorded.is_over:
             return None
@@ -181,7 +186,7 @@ class Recorder:
         if len(modules) > 1:
             return "its parameters are arrays of several modules"
         if any(not _is_listed(owner.data) for owner in self.owners):
-            return "its parameters are of a class of arrays of its own"
+            return "its parameters are arrays of a custom class"
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -194,9 +199,9 @@ class Recorder:
         if recorded is None:
             return self._stage.forward(microbatch, received)
         count = recorded.num_inputs
-        with self._tracing(recorded, "forward", arrays, "x") as given:
-            self.passed.compute_with(given[count:])
-            traced = received._replace(arrays=given[:count])
+        with self._tracing(recorded, "forward", arrays, "x") as inputs:
+            self.passed.compute_with(inputs[count:])
+            traced = received._replace(arrays=inputs[:count])
             payload, held = self._stage.forward(microbatch, traced)
         arrays = self._returned_by_forward(recorded, payload.arrays, held is None)
         payload = payload._replace(arrays=arrays)
@@ -209,8 +214,9 @@ class Recorder:
         """F and the loss: see :meth:`minipipe.core.execution.stage.Stage`."""
         if isinstance(objective, BatchObjective) and objective.is_for_outputs:
             outputs, held = self.forward(microbatch, received)
-            wanted = [True] * len(outputs.arrays)
-            objective.outputs[microbatch] = outputs._replace(requires_grad=wanted)
+            requires_grad = [True] * len(outputs.arrays)
+            outputs = outputs._replace(requires_grad=requires_grad)
+            objective.outputs[microbatch] = outputs
             return held
         targets = self._targets(microbatch, objective)
         if targets is None:
@@ -222,20 +228,21 @@ class Recorder:
         if recorded is None:
             return self._stage.forward_with_loss(microbatch, received, objective)
         losses: list[Array] = []
-        with self._tracing(recorded, "forward", arrays, "x") as given:
+        with self._tracing(recorded, "forward", arrays, "x") as inputs:
             num_inputs = len(received.arrays)
             end = num_inputs + len(targets.arrays)
-            self.passed.compute_with(given[end:])
+            self.passed.compute_with(inputs[end:])
 
             def noting(k: int, outputs: Any) -> tuple[Tensor | None, float]:
-                loss, share = objective.of(k, outputs, given[num_inputs:end])
-                losses.extend([] if loss is None else [loss.data])
-                return loss, share
+                loss, weight = objective.of(k, outputs, inputs[num_inputs:end])
+                if loss is not None:
+                    losses.append(loss.data)
+                return loss, weight
 
-            traced = received._replace(arrays=given[:num_inputs])
+            traced = received._replace(arrays=inputs[:num_inputs])
             held = self._stage.forward_with_loss(microbatch, traced, noting)
         if any(loss.ndim for loss in losses):
-            recorded.trace.spoil("returns a loss that has axes, so is no number,")
+            recorded.trace.graph_break("returns a loss that has axes, so is no number,")
         self._returned_by_forward(recorded, losses, held is None)
         recorded.loss_dtype = losses[0].dtype
         return held
@@ -245,8 +252,8 @@ class Recorder:
         recorded = self._active(microbatch)
         if recorded is None:
             return self._stage.backward(microbatch, held, gradient)
-        with self._tracing_backward(recorded, "backward", held, gradient) as given:
-            payload = self.passed.backward(microbatch, *given)
+        with self._tracing_backward(recorded, "backward", held, gradient) as inputs:
+            payload = self.passed.backward(microbatch, *inputs)
         return self._with_gradients(recorded, payload, is_over=True)
 
     def backward_input(
@@ -259,8 +266,8 @@ class Recorder:
         if recorded is None:
             return self._stage.backward_input(microbatch, held, gradient)
         section = "backward_input"
-        with self._tracing_backward(recorded, section, held, gradient) as given:
-            payload, work = self.passed.backward_input(microbatch, *given)
+        with self._tracing_backward(recorded, section, held, gradient) as inputs:
+            payload, work = self.passed.backward_input(microbatch, *inputs)
         return self._with_gradients(recorded, payload, is_over=False), work
 
     def recompute(self, microbatch: int, held: Any) -> None:
@@ -283,12 +290,12 @@ class Recorder:
             self._stage.backward_weight(microbatch, work)
         self._returned(recorded, [], is_over=True)
 
-    # -- kinds -------------------------------------------------------------------------
+    # -- recordings --------------------------------------------------------------------
 
     def _begin(
         self, microbatch: int, received: Payload, arrays: Sequence[Array], *how: Any
     ) -> Recorded | None:
-        """Return what to record, if this microbatch is the first of its kind."""
+        """Return a new recording, if this microbatch is the first of its form."""
         if self.reason:
             return None
         key = cache_key(received, arrays, self._action_kinds[microbatch], *how)
@@ -312,24 +319,28 @@ class Recorder:
         module = self._stage.module
         names = [type(layer).__name__ for layer in module.layers]
         layers = dict(enumerate(names, module.first_layer))
-        owned = [owner.data for owner in self.owners]
-        modules = {backend.array_module(array) for array in [*owned, *arrays]}
-        xp = backend.array_module(arrays[0]) if arrays else np
+        parameters = [owner.data for owner in self.owners]
+        modules = {backend.array_module(array) for array in [*parameters, *arrays]}
+        xp = np
+        if arrays:
+            xp = backend.array_module(arrays[0])
         trace = Trace(key_of(place.seed, place.step, place.microbatch), layers, xp)
         form = Form.of(received)
         recorded = Recorded(trace, microbatch, len(received.arrays), form)
         for i, use in enumerate(self.uses):
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
         if len(modules) > 1:
-            trace.spoil("gets arrays of another module than its parameters")
+            trace.graph_break("gets arrays of another module than its parameters")
         if any(not _is_listed(a) for a in arrays):
-            trace.spoil("gets arrays that are not NumPy's own")
+            trace.graph_break("gets arrays that are not NumPy's own")
         return recorded
 
     def _active(self, microbatch: int) -> Recorded | None:
         """Return the recording of a microbatch, unless there is none or it is over."""
         recorded = self._recording.get(microbatch)
-        return None if recorded is None or recorded.is_over else recorded
+        if recorded is None or recorded.is_over:
+            return None
+        return recorded
 
     def _targets(self, microbatch: int, objective: SeededLoss) -> Payload | None:
         """Return the targets of a microbatch, if the loss can be recorded."""
@@ -351,7 +362,7 @@ class Recorder:
         arrays: Sequence[Array | None],
         letter: str,
     ) -> Iterator[list[Any]]:
-        """Compute with traced parameters inside this block; give traced arrays."""
+        """Compute with traced parameters inside this block; return traced arrays."""
         trace = recorded.trace
         trace.begin(section)
         nodes = [(use, use.node) for use in self.uses]
@@ -361,38 +372,41 @@ class Recorder:
             owner.data = trace.named(f"p{i}", data)
         for use in self.uses:
             use.node = recorded.leaves[id(use)]
+        watching = noticing_conversions(trace) if self._is_foreign else nullcontext()
         try:
-            with noticing_conversions(trace) if self._is_foreign else nullcontext():
-                yield [trace.given(f"{letter}{i}", a) for i, a in enumerate(arrays)]
+            with watching:
+                yield [trace.input(f"{letter}{i}", a) for i, a in enumerate(arrays)]
         finally:
             for owner, data in zip(self.owners, before):
                 owner.data = data
             for use, node in nodes:
                 use.node = node
         if attributes != Attributes(self._stage.module.modules()).key:
-            trace.spoil("sets an attribute of a module during its forward")
+            trace.graph_break("sets an attribute of a module during its forward")
 
     @contextmanager
     def _tracing_backward(
         self, recorded: Recorded, section: str, held: Any, gradient: Payload | None
     ) -> Iterator[tuple[Any, Payload | None]]:
-        arrays = [held.seed] if gradient is None else gradient.arrays
+        arrays = [held.seed]
+        if gradient is not None:
+            arrays = gradient.arrays
         count = len(arrays)
         k = recorded.microbatch
         arrays = [*arrays, *self.passed.gradients(k)]
-        # A seed of another module than NumPy comes from the traced one.
+        # The seed of another module than NumPy is a traced array.
         plain = map(backend.plain, arrays)
         arrays = [None if a is None else backend.contiguous(a) for a in plain]
-        with self._tracing(recorded, section, arrays, "g") as given:
-            self.passed.take(k, given[count:])
+        with self._tracing(recorded, section, arrays, "g") as traced:
+            self.passed.take(k, traced[count:])
             if gradient is None:
-                yield held._replace(seed=given[0]), None
+                yield held._replace(seed=traced[0]), None
                 return
             is_trained = recorded.result is None or any(recorded.result.requires_grad)
             if is_trained and all(array is None for array in arrays):
-                recorded.trace.spoil("gets no gradient back")
-            recorded.came = Form.of(gradient)
-            yield held, gradient._replace(arrays=given[:count])
+                recorded.trace.graph_break("gets no gradient back")
+            recorded.output_gradient = Form.of(gradient)
+            yield held, gradient._replace(arrays=traced[:count])
 
     def _with_gradients(
         self, recorded: Recorded, payload: Payload, is_over: bool
@@ -403,7 +417,7 @@ class Recorder:
         arrays = self._returned(recorded, [*payload.arrays, *further], is_over)
         payload = payload._replace(arrays=arrays[:count])
         self.passed.hand_back(k, arrays[count:])
-        # Behind another stage also if there is none: the stage before waits for that.
+        # The stage before waits for the message, even if it has no gradient.
         is_sent = not self._stage.is_first
         if is_sent or any(array is not None for array in payload.arrays):
             recorded.gradient = Form.of(payload)
@@ -419,8 +433,8 @@ class Recorder:
         k = recorded.microbatch
         recorded.passed = self.passed.structure(k)
         further = self.passed.results(k)
-        given = self._returned(recorded, [*arrays, *further], is_over)
-        return given[: len(arrays)]
+        returned = self._returned(recorded, [*arrays, *further], is_over)
+        return returned[: len(arrays)]
 
     def _returned(
         self,
@@ -434,12 +448,12 @@ class Recorder:
 
 
 def _is_listed(array: Array) -> bool:
-    """Return whether an array is of another module, or of NumPy's own class."""
+    """Return whether an array is of another module, or of exactly ``numpy.ndarray``."""
     return type(array) is np.ndarray or not isinstance(array, np.ndarray)
 
 
 def cache_key(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
-    """Return everything besides its numbers on which the lines of a microbatch depend.
+    """Return everything but its values on which the lines of a microbatch depend.
 
     Parameters
     ----------
@@ -448,7 +462,7 @@ def cache_key(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[An
     arrays : sequence of array
         All that its lines read: the input, and perhaps the targets.
     *how : object
-        Anything else, such as the structure of the targets.
+        Anything else, such as the treedef of the targets.
     """
     forms = map(form_of_array, arrays)
     treedef = received.treedef and repr(received.treedef)

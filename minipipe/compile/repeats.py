@@ -1,8 +1,8 @@
-"""Repeated statements of a section: blocks of a model that are alike.
+"""Repeated statements of a section: blocks of a model with the same statements.
 
-Parts are alike if they differ in names alone, and a name of the first one stands for
-the same name everywhere in another part. So a function of the first part, called with
-other names, computes all of them.
+Two parts match if they differ only in names, and each name of the first part always has
+the same counterpart in the other. So a function of the first part, called with other
+names, computes all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from minipipe.compile.statements import Statement
 
 
 class Repeat:
-    """Statements that repeat, one part behind the other.
+    """Statements that repeat, in parts that follow each other.
 
     Attributes
     ----------
@@ -22,10 +22,10 @@ class Repeat:
         The position of the first part.
     body : list of Statement
         The first part.
-    given, made : list of str
-        The names that it has from outside, and the variables that it makes.
+    arguments, made : list of str
+        The names that it reads from outside, and the variables that it makes.
     calls : list of dict of str to str
-        For each part, by name in the first part, the name that stands there.
+        For each part, by name in the first part, the counterpart of the name.
     """
 
     def __init__(self, start: int, body: Sequence[Statement]) -> None:
@@ -34,24 +34,26 @@ class Repeat:
         names = dict.fromkeys(name for each in body for name in each.names)
         made = {name for each in body for name in each.makes}
         self.made = [name for name in names if name in made]
-        self.given = [name for name in names if name not in made]
+        self.arguments = [name for name in names if name not in made]
         self.calls: list[dict[str, str]] = [dict(zip(names, names))]
 
     @property
     def end(self) -> int:
-        """The position behind the last part."""
+        """The position after the last part."""
         return self.start + len(self.body) * len(self.calls)
 
     def call_of(self, part: Sequence[Statement]) -> dict[str, str] | None:
-        """Return the names of another part; None if it is not alike."""
-        found: dict[str, str] = {}
+        """Return the names of another part; None if it does not match."""
+        call: dict[str, str] = {}
         for first, other in zip(self.body, part):
-            for name, own in zip(first.names, other.names):
-                if found.setdefault(name, own) != own:
+            for name, counterpart in zip(first.names, other.names):
+                if call.setdefault(name, counterpart) != counterpart:
                     return None
         made = {name for each in part for name in each.makes}
-        is_late = any(found[name] in made for name in self.given)
-        return None if is_late else found
+        # An argument has to exist before the call.
+        if any(call[name] in made for name in self.arguments):
+            return None
+        return call
 
 
 Accepts = Callable[[Repeat, Mapping[str, str]], bool]
@@ -63,17 +65,17 @@ def best_repeat(
     accepts: Accepts,
     cost: Callable[[Repeat], Any],
 ) -> Repeat | None:
-    """Return the repetition that saves most lines; None if none saves any.
+    """Return the repetition that saves most lines; None if none saves a line.
 
     Parameters
     ----------
     statements : sequence of Statement
     saved : function
-        ``(size, count) ->`` how many lines a function for so many parts saves.
+        ``(size, count) ->`` the number of lines that a function for the parts saves.
     accepts : function
         ``(repeat, call) ->`` whether a part may be a call of the function.
     cost : function
-        Where a repetition may begin at several statements, the one of least cost does.
+        ``(repeat) ->`` a key; the smallest one decides where a repetition begins.
 
     Examples
     --------
@@ -86,9 +88,9 @@ def best_repeat(
     codes: dict[str, int] = {}
     shapes = [codes.setdefault(each.shape, len(codes)) for each in statements]
     for start, end, size in _candidates(shapes, saved):
-        found = list(_repeats(statements[:end], start, size, accepts))
-        if found:
-            return min(found, key=cost)
+        repeats = list(_repeats(statements[:end], start, size, accepts))
+        if repeats:
+            return min(repeats, key=cost)
     return None
 
 
@@ -96,7 +98,7 @@ def _candidates(
     shapes: Sequence[int], saved: Callable[[int, int], int]
 ) -> list[tuple[int, int, int]]:
     """Return starts, ends and sizes of repeated shapes that save lines, best first."""
-    found = []
+    candidates = []
     for size in range(2, len(shapes) // 2 + 1):
         start = 0
         while start + 2 * size <= len(shapes):
@@ -104,11 +106,10 @@ def _candidates(
             while end + size < len(shapes) and shapes[end] == shapes[end + size]:
                 end += 1
             count = (end - start) // size + 1
-            lines = saved(size, count) if count > 1 else 0
-            if lines > 0:
-                found.append((-lines, size, start, end + size))
+            if count > 1 and (lines := saved(size, count)) > 0:
+                candidates.append((-lines, size, start, end + size))
             start = end + 1
-    return [(start, end, size) for _, size, start, end in sorted(found)]
+    return [(start, end, size) for _, size, start, end in sorted(candidates)]
 
 
 def _repeats(

@@ -1,13 +1,13 @@
-"""A rank's row as Python in straight lines, whose computations are compiled sections.
+"""A rank's row as straight-line Python, whose computations are compiled sections.
 
-What is printed for three instructions of a rank::
+The lines of three instructions of a rank::
 
     RECV_F    out0_2 = receive_activation(rank, cell[4])
     F         out0_2, = form0.arrays(out0_2)
               forward_1(0, out0_2, out1_2)
     SEND_F    send_activation(rank, cell[6], payload_out1_2)
 
-Every other instruction calls the handler that runs it in an eager step.
+Every other instruction calls its handler of an eager step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from minipipe.compile.arguments import Arguments
 from minipipe.compile.memory import Layout, RowMemory, read_after
 from minipipe.compile.messages import Message, sent
-from minipipe.compile.offloads import Kept, with_deletions
+from minipipe.compile.offloads import Kept, Offloads, with_deletions
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
@@ -59,9 +59,9 @@ class Row:
     Attributes
     ----------
     names : dict of str to object
-        To which the lines refer, besides the sections.
+        The globals of the lines, besides the sections.
     losses : dict of int to dtype
-        By microbatch, of those that this rank computes.
+        By microbatch, the dtypes of the losses of this rank.
     arguments : Arguments
     forms : dict of str to Form
         By name, the values whose arrays are allocated once.
@@ -78,11 +78,12 @@ class Row:
             if not binding.action.kind.declaration.of_rank
         ]
         self._last_stage = executor.program.num_stages - 1
-        self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
+        # The state of a value: "pending", "payload", "arrays" or "channel".
+        self._state: dict[Any, str] = {}
         self.losses: dict[int, Any] = {}
         self.arguments = Arguments(executor.program.num_slices, executor.xp)
         self._form_by_value: dict[Any, Any] = {}
-        self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
+        self.forms: dict[str, Form] = {}
         self.messages: dict[str, Message] = {}
         self._routes = {
             b.gives[0][1]: i
@@ -92,8 +93,9 @@ class Row:
         self._sends = {
             b.takes[0] for b in self._bindings if b.action.kind in (SEND_F, SEND_B)
         }
-        self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
+        self._counts: dict[int, int] = {}  # microbatches in memory, by stage
         self._local = set[str]()  # arrays that are new in each step, and deleted in it
+        self._offloads = Offloads(programs, self.arguments, self._local)
         self.names: dict[str, Any] = {
             "Kept": Kept,
             "cell": [binding.action for binding in self._bindings],
@@ -102,7 +104,7 @@ class Row:
             "new": tuple.__new__,
             "packed_step": packed_step,
             "asarray": backend.as_array,
-            "add": backend.quietly(np.add),  # halves, whose sum may be infinite
+            "add": backend.quietly(np.add),  # sums of halves may be infinite
         }
 
     @property
@@ -115,13 +117,13 @@ class Row:
         return self.xp is np
 
     def _is_plain(self, form: Form | None) -> bool:
-        """Return whether a value is one array of NumPy's that travels as it is."""
+        """Return whether a value is one array of NumPy that is a whole message."""
         return self._is_in_numpy and form is not None and form.is_plain
 
     def lines(self) -> list[str]:
         """Return the lines of the function `schedule`."""
         lines = list(self._lines())  # which find the local arrays
-        return with_deletions(lines, self._local) if self._local else lines
+        return with_deletions(lines, self._local)
 
     def _lines(self) -> Iterator[str]:
         yield "def schedule(rank):"
@@ -140,8 +142,8 @@ class Row:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self.arguments.of_batch("y", "objective.targets", targets)
-        has_begun = False  # a sum, which goes on between the instructions
-        first_sum = next(
+        has_begun = False  # a gradient all-reduce, which advances between instructions
+        first_reduction = next(
             (b for b in self._bindings if b.action.kind is REDUCE_GRAD), None
         )
         for position, binding in enumerate(self._bindings):
@@ -149,7 +151,7 @@ class Row:
                 yield "    rank.advance()"
             elif position:
                 yield f"    activity.position = {position}"
-            if binding is first_sum:
+            if binding is first_reduction:
                 has_begun = True
                 yield from _GIVEN
             for line in self._observed(position, binding):
@@ -157,7 +159,7 @@ class Row:
         for name, message in self.messages.items():
             if message.is_send:
                 yield from (f"    {line}" for line in sent(name))
-        if first_sum is None:
+        if first_reduction is None:
             yield from _GIVEN
 
     # -- instructions ------------------------------------------------------------------
@@ -178,7 +180,7 @@ class Row:
         if program is not None and action.kind in SECTIONS:
             yield from self._section(program, position, binding)
         elif program is not None and action.kind is O:
-            yield self._taken_out(program, binding)
+            yield self._offloads.collected(program, binding)
             yield from self._handler(position, binding)
         elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
             message = self._message(binding, self._form_by_value[binding.takes[0]])
@@ -198,12 +200,13 @@ class Row:
         stage, kind, k = binding.action
         recorded = program.recorded
         is_forward = kind is F
-        own = self._given(position).get("x" if is_forward else "g")
+        roles = self._given(position)
+        value = roles.get("x" if is_forward else "g")
         result = recorded.result if is_forward else recorded.gradient
         section = program.section_of(kind)
         yield from self._taken_arrays(binding, recorded)
-        yield from self._put_back(program, binding)
-        out = self._out(program, binding.action, own)
+        yield from self._offloads.loaded(program, binding)
+        out = self._out(program, binding.action, value)
         is_local = not self._local.isdisjoint(out)
         if is_local or self._is_output(program, binding.action):
             assert result is not None
@@ -214,9 +217,9 @@ class Row:
             self.arguments.results[stage, k] = results
             self.arguments.passed[stage, k] = further
         call = self.arguments.call(program, section, k, results)
-        is_sent = own in self._sends and self._is_plain(result)
+        is_sent = value in self._sends and self._is_plain(result)
         if is_sent and not is_local:
-            yield from sent(f"send_{variable_of(own)}")
+            yield from sent(f"send_{variable_of(value)}")
         yield "begun = now()"
         if is_forward and result is None:
             yield f"losses[{k}] = float({call})"
@@ -226,28 +229,32 @@ class Row:
         yield f"ran((begun, now(), {self._held(binding)}))"
         if not is_forward:
             yield from self.arguments.added(stage, k, further)
-        if own is not None and out:
-            self._state[own], self._form_by_value[own] = "arrays", result
+        if value is not None and out:
+            self._state[value], self._form_by_value[value] = "arrays", result
         yield from self._behind_section(position, binding, section)
         yield from self._left_for_user(program, binding.action, out)
 
     def _is_output(self, program: StageProgram, action: Action) -> bool:
-        """Return whether an action gives outputs for the user."""
+        """Return whether an action returns outputs to the user."""
         is_last = action.kind is F and action.stage == self._last_stage
         return is_last and program.recorded.result is not None
 
     def _out(self, program: StageProgram, action: Action, value: Any) -> list[str]:
-        """Return the names of the results of a section, and note where they lie: not in
-        arrays of the program, if they are kept longer.
+        """Return the names of the results of a section, and note their memory.
+
+        Results that outlive the step do not lie in arrays of the program.
         """
         recorded = program.recorded
         is_forward = action.kind is F
+        if is_forward and recorded.result is None:
+            return ["loss"]
+        if action.kind in (R, W) or (not is_forward and recorded.gradient is None):
+            return []
         result = recorded.result if is_forward else recorded.gradient
-        if result is None or action.kind in (R, W):
-            return ["loss"] if is_forward else []
+        assert result is not None
         base = self._name_of_result(action, value)
         names = result.names(base)
-        if is_forward and self._leaves(program, value):
+        if is_forward and self._offloads.has_result(program, value):
             self._local.update(names)
         elif not self._is_output(program, action):
             self.forms[base] = result
@@ -256,7 +263,7 @@ class Row:
     def _left_for_user(
         self, program: StageProgram, action: Action, out: Sequence[str]
     ) -> Iterator[str]:
-        """Yield the line that keeps outputs, or gradients of inputs."""
+        """Yield the line that keeps outputs, or gradients of inputs, for the user."""
         (stage, kind, k), recorded = action, program.recorded
         payload = f".payload([{', '.join(out)}])"
         if self._is_output(program, action):
@@ -266,17 +273,19 @@ class Row:
             yield f"rank.record.input_gradients[{k}] = {value}"
 
     def _name_of_result(self, action: Action, value: Any) -> str:
-        """Return the name of what a section gives, also if nobody takes it."""
+        """Return the name of the result of a section, also if no action takes it."""
         stage, kind, k = action
-        if value is None:
-            return f"{'out' if kind is F else 'g_in'}{stage}_{k}"
-        return variable_of(value)
+        if value is not None:
+            return variable_of(value)
+        if kind is F:
+            return f"out{stage}_{k}"
+        return f"g_in{stage}_{k}"
 
     def _taken_arrays(self, binding: Binding, recorded: Recorded) -> Iterator[str]:
-        """Yield lines behind which the values that an action takes have names."""
+        """Yield the lines that name the arrays of the values that an action takes."""
         stage, kind, k = binding.action
         taken = self._taken(binding)
-        for role, form in (("x", recorded.received), ("g", recorded.came)):
+        for role, form in (("x", recorded.received), ("g", recorded.output_gradient)):
             if role in taken:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
@@ -284,13 +293,13 @@ class Row:
             name = self.arguments.inputs[stage, k] = variable_of(taken["x"])
             if self._programs[stage, k].takes_away("x"):
                 self._local.update(recorded.received.names(name))
-        if "g" in taken:  # a later W may read it once more
+        if "g" in taken:  # a later W may read it again
             self.arguments.gradients[stage, k] = variable_of(taken["g"])
 
     def _behind_section(
         self, position: int, binding: Binding, section: str
     ) -> Iterator[str]:
-        """Yield the line of what a handler does behind a section."""
+        """Yield the line that calls the part of a handler after a section."""
         if section in ("backward", "backward_weight"):
             self.arguments.begun.add(binding.action.stage)
         if then := getattr(binding.handler, "then", None):
@@ -298,59 +307,20 @@ class Row:
             self.names[name] = then
             yield f"{name}(rank, cell[{position}])"
 
-    # -- values that are away ----------------------------------------------------------
-
-    def _leaves(self, program: StageProgram, value: Any) -> bool:
-        """Return whether the result of a forward leaves the memory, for the stage itself
-        or for the next one, if that is on this rank.
-        """
-        is_neighbours = value is not None and value.name == "x"
-        place = (value.stage, value.microbatch) if is_neighbours else None
-        following = self._programs.get(place) if place else None
-        is_read = following is not None and following.takes_away("x")
-        return is_read or program.takes_away("y")
-
     def _further(self, program: StageProgram, section: str, k: int) -> list[str]:
         """Return the names of the results of a section for other slices."""
         form = program.further(section)
-        gradient = "" if section == "forward" else "grad_"
-        name = f"{gradient}passed{program.stage}_{k}"
+        name = f"passed{program.stage}_{k}"
+        if section != "forward":
+            name = f"grad_{name}"
         if form.shapes:
             self.forms[name] = form
         return form.names(name)
 
-    def _away(self, program: StageProgram, k: int) -> dict[str, str]:
-        """Return the arrays of the row that are away with the values of sections."""
-        names = {p: self.arguments.of(p, program, k) for p in program.read_later}
-        return {p: name for p, name in names.items() if name in self._local}
-
-    def _taken_out(self, program: StageProgram, binding: Binding) -> str:
-        """Return the line that takes the values of a microbatch for its O."""
-        k = binding.action.microbatch
-        name = variable_of(binding.takes[0])
-        slots = [
-            f"(stash{i}_{program.name}, {program.slots[k][i]})"
-            for i, (first, _) in enumerate(program.sections.lifetimes)
-            if first == "forward"
-        ]
-        away = self._away(program, k).items()
-        arrays = ", ".join(f'"{parameter}": {array}' for parameter, array in away)
-        return f"{name} = Kept({{{arrays}}}, [{', '.join(slots)}])"
-
-    def _put_back(self, program: StageProgram, binding: Binding) -> Iterator[str]:
-        """Yield lines that wait for the values of a microbatch after its L."""
-        for value in binding.takes:
-            if value.name == "back":
-                name = variable_of(value)
-                arrays = self._away(program, value.microbatch).values()
-                left = f"{', '.join(arrays)}, = " if arrays else ""
-                yield f"{left}{name}.wait().arrays.values()"
-                yield f"del {name}"
-
     # -- channels ----------------------------------------------------------------------
 
     def _is_sent_plainly(self, binding: Binding) -> bool:
-        """Return whether a SEND sends one array, which a section has written."""
+        """Return whether a SEND sends one array that a section has written."""
         value = binding.takes[0]
         if f"{variable_of(value)}_0" in self._local:
             return False
@@ -362,17 +332,24 @@ class Row:
         """Return the form of the value of a RECV, if it is one array for a section."""
         program = self._programs.get((action.stage, action.microbatch))
         is_forward = action.kind is RECV_F
-        if self._executor.observers:  # which see the handler
+        if self._executor.observers:  # they observe the handler
             return None
         if program is None or (is_forward and program.takes_away("x")):
             return None
-        form = program.recorded.received if is_forward else program.recorded.came
-        return form if self._is_plain(form) else None
+        form = program.recorded.output_gradient
+        if is_forward:
+            form = program.recorded.received
+        if not self._is_plain(form):
+            return None
+        return form
 
     def _message(self, binding: Binding, form: Form) -> Message:
         """Return the message of a SEND or a RECV."""
         is_send = binding.action.kind in (SEND_F, SEND_B)
-        value = binding.takes[0] if is_send else binding.gives[0][1]
+        if is_send:
+            value = binding.takes[0]
+        else:
+            _, value = binding.gives[0]
         route = self._executor.routes[binding.action]
         group = self._executor.group
         message = Message(variable_of(value), is_send, form, route, group)
@@ -380,7 +357,7 @@ class Row:
         return message
 
     def read_after(self) -> dict[str, list[str]]:
-        """Return the received arrays after which each sent one has been read."""
+        """Return, by sent array, the received ones that prove that it has been read."""
         routes = self._executor.routes
         names = {}
         for binding in self._bindings:
@@ -390,7 +367,7 @@ class Row:
         return read_after(self._executor, names)
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
-        """Yield the line of an instruction that its eager handler runs."""
+        """Yield the lines that call the handler of an instruction."""
         name = name_of(binding)
         self.names[name] = binding.handler
         arguments = ["rank", f"cell[{position}]"]
@@ -406,9 +383,11 @@ class Row:
             yield f"ran((begun, now(), {held}))"
         else:
             yield f"{targets}{call}"
-        is_pending = binding.handler.__annotations__.get("return") == "Pending"
+        state = "payload"
+        if binding.handler.__annotations__.get("return") == "Pending":
+            state = "pending"
         for _, value in binding.gives:
-            self._state[value] = "pending" if is_pending else "payload"
+            self._state[value] = state
         if binding.takes:
             yield f"del {', '.join(map(variable_of, binding.takes))}"
 
@@ -421,7 +400,7 @@ class Row:
         return {_role(value): value for _, value in self._bindings[position].gives}
 
     def _as_arrays(self, value: Any, form: Form) -> Iterator[str]:
-        """Yield lines behind which the arrays of a value have names."""
+        """Yield the lines that name the arrays of a value."""
         state = self._state.get(value, "arrays")
         name = variable_of(value)
         if state == "channel":
@@ -436,15 +415,15 @@ class Row:
             yield f"{name} = {name}.wait()"
         if state != "arrays":
             names = ", ".join(f"{name}_{i}" for i in range(len(form.shapes)))
-            given = name
+            arguments = name
             if value in self._routes:
-                given += f", carried[{self._routes[value]}]"
-            yield f"{names}, = {self._form(form)}.arrays({given})"
+                arguments += f", carried[{self._routes[value]}]"
+            yield f"{names}, = {self._form(form)}.arrays({arguments})"
             yield f"del {name}"
         self._state[value] = "arrays"
 
     def _as_payload(self, value: Any) -> Iterator[str]:
-        """Yield lines behind which a value has the form in which handlers take it."""
+        """Yield the lines that make a payload of a value, as handlers take it."""
         state = self._state.get(value, "payload")
         name = variable_of(value)
         if state == "channel":
@@ -468,26 +447,29 @@ class Row:
         return name
 
     def _held(self, binding: Binding) -> int:
-        """Return how many microbatches the stage holds after an action."""
+        """Return the number of microbatches in memory of a stage after an action."""
         stage = binding.action.stage
-        given = sum(_is_held(value) for _, value in binding.gives)
-        taken = sum(map(_is_held, binding.takes))
-        self._counts[stage] = self._counts.get(stage, 0) + given - taken
+        begun = sum(_is_held(value) for _, value in binding.gives)
+        ended = sum(map(_is_held, binding.takes))
+        self._counts[stage] = self._counts.get(stage, 0) + begun - ended
         return self._counts[stage]
 
 
 _GIVEN = """\
     for leaf, gradient in given.pairs:
         leaf.grad = gradient""".splitlines()
-"""Behind all sections that write gradients, or before a sum takes the first ones; the
-other sections write into these arrays too."""
+"""Lines after all sections that write gradients, or before the first gradient
+all-reduce: the other sections write into the same arrays."""
 
 
 def _assigned(names: Sequence[str], form: Form | None, call: str) -> Iterator[str]:
-    """Yield the line of a call, and those that keep the results that it returns."""
-    shapes = () if form is None else form.shapes
-    returned = [name for name, shape in zip(names, shapes) if shape == ()]
-    yield f"{', '.join(returned)} = {call}" if returned else call
+    """Yield the lines of a call, and of the results that it returns."""
+    returned = []
+    if form is not None:
+        returned = [name for name, shape in zip(names, form.shapes) if shape == ()]
+    if returned:
+        call = f"{', '.join(returned)} = {call}"
+    yield call
     yield from (f"{name} = asarray({name})" for name in returned)
 
 
@@ -496,17 +478,18 @@ def memory_of(row: Row) -> RowMemory:
     lines = list(row.lines())
     layouts = dict[str, Layout]()
     for name, form in row.forms.items():
-        for own, shape, dtype in zip(form.names(name), form.shapes, form.dtypes):
+        for array, shape, dtype in zip(form.names(name), form.shapes, form.dtypes):
             if shape is not None:
-                layouts[own] = shape, dtype, row.xp
+                layouts[array] = shape, dtype, row.xp
     channels = {name: each.channel for name, each in row.messages.items()}
     return RowMemory(lines, layouts, channels, row.read_after())
 
 
 def _carried(executor: Executor, action: Action) -> Any:
-    """Return the value of a message, as records know it; None for another action."""
-    route = executor.routes.get(action)
-    return None if route is None else route.value
+    """Return the value of a message; None for another action."""
+    if action not in executor.routes:
+        return None
+    return executor.routes[action].value
 
 
 def _is_held(value: Any) -> bool:

@@ -14,9 +14,9 @@ A trace becomes a function for each section, such as these of a linear layer::
             add(d0, x0.T.dot(g0, t0), d0)
         g0.dot(p0_T, out0)
 
-Parameters ``p``, gradients ``d``, constants ``c``, temporaries and views of these are
-globals of the functions. What a later section reads is kept by slot, and unpacked at
-the head of a function.
+Parameters ``p``, gradients ``d``, constants ``c``, temporaries and their views are
+globals of the functions. Arrays for later sections are kept by slot, and unpacked at the
+head of a function.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from minipipe.core.autograd.backend import Array, copy
 Functions = dict[str, Callable[..., Any]]
 
 _FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty")
-_numbers = count()  # of programs: each has its own file name
+_numbers = count()  # of programs, for unique file names
 
 
 class Pool:
@@ -50,8 +50,8 @@ class Pool:
     Parameters
     ----------
     num_bytes : int
-        The most that any of the stages needs (``Sections.temporary_bytes``). If one
-        needs more, it gets other memory.
+        The maximum over the stages (``Sections.temporary_bytes``). A stage that needs
+        more gets other memory.
     """
 
     def __init__(self, num_bytes: int = 0) -> None:
@@ -59,14 +59,15 @@ class Pool:
         self._memory: dict[Dialect, Array] = {}
 
     def memory(self, num_bytes: int, dialect: Dialect | None = None) -> Array:
-        """Return that many bytes or more, of NumPy by default."""
-        dialect = dialect_of(np) if dialect is None else dialect
+        """Return an array of that many bytes or more, of NumPy by default."""
+        dialect = dialect or dialect_of(np)
         memory = self._memory.get(dialect)
         if memory is None or memory.nbytes < num_bytes:
             size = max(num_bytes, self._num_bytes)
-            memory = (
-                _aligned(size) if dialect.is_numpy else dialect.empty((size,), "u1")
-            )
+            if dialect.is_numpy:
+                memory = _aligned(size)
+            else:
+                memory = dialect.empty((size,), "u1")
             self._memory[dialect] = memory
         return memory
 
@@ -77,46 +78,46 @@ class Sections:
     Parameters
     ----------
     trace : Trace
-        A trace without a break.
+        A trace without a graph break.
     stage : int or str
         Ends the names of the functions.
     gradients : {"static", "leaves"}
         Whether weight gradients are arrays, written by the first contribution of a
         step, or belong to leaves, as in an eager step.
     parameters : {"static", "read"}
-        Whether parameters are arrays, or are taken from their owners in each call.
+        Whether parameters are arrays, or are read from their owners in each call.
     keeps : {"arrays", "values"}
         Whether a later section reads arrays that are written in each step, or values
-        that can be taken out of their slot meanwhile.
+        that can leave their slot meanwhile.
 
     Attributes
     ----------
     source : str
-        The text of all functions.
+        The source of all functions.
     arrays : str
-        The text that makes the arrays behind their names.
+        The source that makes the arrays of their globals.
     has_leaves : bool
         Whether gradients belong to leaves.
     lifetimes : list of (str, str)
-        The classes of kept arrays: the section that makes them, and the last that reads
+        By class of kept arrays, the section that makes them and the last that reads
         them.
     parameters : dict of str to tuple of str
-        By section, what its function takes by position: ``slot{i}`` the number of a
-        slot of class i; ``first``, whether this is the stage's first contribution to
-        its weight gradients in the step; ``prepared``, what a function ``prepare_…``
-        has returned, which works on the host for other modules than NumPy, and is
-        listed here as well; ``key`` of the random numbers; inputs
-        ``x{i}``, gradients ``g{i}``; arrays ``out{i}`` for the results, in C order;
-        ``y{i}``, what was ``out{i}`` of the forward.
+        By section, the positional parameters of its function: ``slot{i}``, the number
+        of a slot of class i; ``first``, whether this is the stage's first contribution
+        to its weight gradients in the step; ``prepared``, the result of a function
+        ``prepare_…``, which works on the host for other modules than NumPy, and is
+        listed here as well; ``key`` of the random numbers; inputs ``x{i}``; gradients
+        ``g{i}``; arrays ``out{i}`` for the results, in C order; ``y{i}``, the array
+        ``out{i}`` of the forward.
     temporary_bytes : int
-        The size of the temporaries of one function.
+        The size of the temporaries of one function, in bytes.
 
     Examples
     --------
     >>> from minipipe.compile.trace import key_of
     >>> trace = Trace(key_of(0, 0, 0))
     >>> trace.begin("forward")
-    >>> x = trace.given("x0", np.ones(2))
+    >>> x = trace.input("x0", np.ones(2))
     >>> _ = trace.returned(x * 2 + x)
     >>> sections = Sections(trace, 0)
     >>> print(sections.source)
@@ -173,16 +174,16 @@ class Sections:
         num_slots: Sequence[int],
         pool: Pool,
     ) -> Functions:
-        """Return functions over these arrays; no two sections may run at a time.
+        """Return functions over these arrays. Only one section may run at a time.
 
         Parameters
         ----------
         arrays : sequence of array, or of Parameter
             The parameters, or their owners if functions read them.
         gradients : sequence of array, or of Leaf
-            By leaf, where contributions are added.
+            By leaf, the target of contributions.
         num_slots : sequence of int
-            By class of ``lifetimes``, how many microbatches are in flight.
+            By class of ``lifetimes``, the number of microbatches in flight.
         pool : Pool
         """
         namespace: dict[str, Any] = {
@@ -195,21 +196,21 @@ class Sections:
             "copied": copy,
             "__name__": __name__,  # for filters of warnings
         }
-        of_parameters = "owner" if self._reads else "p"
-        namespace |= {f"{of_parameters}{i}": each for i, each in enumerate(arrays)}
-        of_gradients = "l" if self.has_leaves else "d"
-        namespace |= {f"{of_gradients}{i}": each for i, each in enumerate(gradients)}
-        # It has no bytes if all temporaries are arrays without elements.
+        prefix = "owner" if self._reads else "p"
+        namespace |= {f"{prefix}{i}": each for i, each in enumerate(arrays)}
+        prefix = "l" if self.has_leaves else "d"
+        namespace |= {f"{prefix}{i}": each for i, each in enumerate(gradients)}
+        # The memory has no bytes if all temporaries are arrays without elements.
         if "temporary" in self._code_of_arrays.co_names:
             memory = pool.memory(self.temporary_bytes, self.dialect)
             namespace["temporary"] = partial(self.dialect.in_memory, memory)
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
-        blocks = dict(namespace)  # functions are no globals of theirs: no cycle
+        blocks = dict(namespace)  # without their functions: no reference cycle
         exec(self._code_of_blocks, blocks)
         namespace |= {name: blocks.pop(name) for name in self._block_names}
         exec(self._code, namespace)
-        # Functions leave their globals: no reference cycle keeps arrays alive.
+        # Functions are not their own globals: no reference cycle keeps arrays alive.
         return {
             section: namespace.pop(self._layout.function(section))
             for section in self.parameters
@@ -250,17 +251,17 @@ class Sections:
 def _parameters(
     sections: Sequence[str], printed: Sequence[Printer]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the parameters of functions, by section or preparation of one."""
-    found = {}
+    """Return the parameters of functions, by section or preparation."""
+    parameters = {}
     for section, each in zip(sections, printed):
-        found[section] = each.parameters
+        parameters[section] = each.parameters
         if each.preparation:
-            found[preparation_of(section)] = each.parameters_of_preparation
-    return found
+            parameters[preparation_of(section)] = each.parameters_of_preparation
+    return parameters
 
 
 def _compiled(source: str, file: str, owner: object) -> CodeType:
-    """Return the code of a source, whose lines tracebacks show as long as its owner."""
+    """Return the code of a source; tracebacks show its lines while the owner lives."""
     lines = source.splitlines(keepends=True)
     linecache.cache[file] = len(source), None, lines, file
     finalize(owner, linecache.cache.pop, file, None)
@@ -268,7 +269,7 @@ def _compiled(source: str, file: str, owner: object) -> CodeType:
 
 
 def _aligned(num_bytes: int) -> np.ndarray:
-    """Return bytes that begin a line of the cache."""
+    """Return bytes that begin at a cache line."""
     memory = np.empty(num_bytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + num_bytes]

@@ -1,8 +1,8 @@
 """Arrays that pass between the microbatches of a stage: keys and values of slices.
 
-A later slice of a sequence gets them as further inputs, behind its own and the targets;
-in their own slice they are further results. Their gradients come back as further
-gradients, and go on as further results of the backward.
+The slice that computes them returns them as further results; a later slice gets them as
+further inputs, after its input and the targets. Their gradients are further inputs and
+results of the backwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minipipe.execution.sliced import SlicedStage
 
 
 class Passed:
-    """Nothing passes between the microbatches of most stages.
+    """Arrays that pass between microbatches: none on most stages.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Passed:
         self._stage: Any = stage
 
     def form(self, microbatch: int) -> tuple[int, ...]:
-        """Return anything else on which the lines of a microbatch depend."""
+        """Return further parts of the cache key of a microbatch."""
         return ()
 
     def inputs(self, microbatch: int) -> list[Array]:
@@ -39,34 +39,34 @@ class Passed:
         return []
 
     def compute_with(self, inputs: Sequence[Array] | None) -> None:
-        """Let the next forward compute with these instead."""
+        """Let the next forward compute with these arrays instead."""
 
     def results(self, microbatch: int) -> list[Array]:
-        """Return the arrays that its forward has left for later ones."""
+        """Return the arrays of its forward for later ones."""
         return []
 
     def keep(self, microbatch: int, results: Sequence[Array], like: Any) -> None:
         """Keep arrays for later ones, in the structure of an earlier microbatch."""
 
     def structure(self, microbatch: int) -> Any:
-        """Return the structure of the arrays that its forward has left."""
+        """Return the structure of the arrays of its forward."""
         return None
 
     def gradients(self, microbatch: int) -> list[Array | None]:
-        """Return the gradients of these, which have come back."""
+        """Return the gradients of these arrays from later ones."""
         return []
 
     def take(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
         """Let its backward begin with these gradients."""
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
-        """Run the backward, but hand nothing back."""
+        """Run the backward, but pass no gradients to earlier ones."""
         return self._stage.backward(microbatch, held, gradient)
 
     def backward_input(
         self, microbatch: int, held: Any, gradient: Payload | None
     ) -> tuple[Payload, Any]:
-        """Run the first half of the backward, but hand nothing back."""
+        """Run the first half of the backward, but pass no gradients to earlier ones."""
         return self._stage.backward_input(microbatch, held, gradient)
 
     def input_gradients(self, microbatch: int) -> list[Array | None]:
@@ -74,11 +74,11 @@ class Passed:
         return []
 
     def hand_back(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
-        """Hand such gradients back to the earlier ones."""
+        """Pass such gradients to the earlier ones."""
 
 
 class PassedBySlices(Passed):
-    """Slices of a sequence pass keys and values on."""
+    """Keys and values that pass between the slices of a sequence."""
 
     def form(self, microbatch: int) -> tuple[int, ...]:
         """Return the number of a slice, and of the positions before it."""
@@ -88,14 +88,18 @@ class PassedBySlices(Passed):
 
     def inputs(self, microbatch: int) -> list[Array]:
         """Return keys and values of the earlier slices."""
-        return self._stage.earlier(microbatch) if is_grad_enabled() else []
+        if not is_grad_enabled():
+            return []
+        return self._stage.earlier(microbatch)
 
     def compute_with(self, inputs: Sequence[Array] | None) -> None:
         """Let the next forward compute with other arrays of the same values."""
-        self._stage.given = inputs if is_grad_enabled() else None
+        self._stage.given = None
+        if is_grad_enabled():
+            self._stage.given = inputs
 
     def results(self, microbatch: int) -> list[Array]:
-        """Return the keys and values of a slice; its tensors have plain arrays then."""
+        """Return the keys and values of a slice, and make its tensors plain."""
         if not is_grad_enabled():
             return []
         tensors = self._stage.own(microbatch)
@@ -105,7 +109,7 @@ class PassedBySlices(Passed):
         return arrays
 
     def structure(self, microbatch: int) -> Any:
-        """Return how many tensors each call has left, and the number of positions."""
+        """Return the number of tensors of each call, and of positions."""
         if not is_grad_enabled():
             return None
         carried, length = self._stage.carried[microbatch]
@@ -121,21 +125,21 @@ class PassedBySlices(Passed):
 
     def gradients(self, microbatch: int) -> list[Array | None]:
         """Return the gradients of keys and values from later slices."""
-        came = self._stage.came.get(microbatch)
-        return came or [None] * len(self._stage.own(microbatch))
+        gradients = self._stage.came.get(microbatch)
+        return gradients or [None] * len(self._stage.own(microbatch))
 
     def take(self, microbatch: int, gradients: Sequence[Array | None]) -> None:
         """Let the backward of a slice begin with these gradients."""
         self._stage.came[microbatch] = list(gradients)
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
-        """Run the backward as if there were one slice."""
+        """Run the backward of one slice alone."""
         return Stage.backward(self._stage, microbatch, held, gradient)
 
     def backward_input(
         self, microbatch: int, held: Any, gradient: Payload | None
     ) -> tuple[Payload, Any]:
-        """Run the first half of the backward as if there were one slice."""
+        """Run the first half of the backward of one slice alone."""
         return Stage.backward_input(self._stage, microbatch, held, gradient)
 
     def input_gradients(self, microbatch: int) -> list[Array | None]:
@@ -148,5 +152,7 @@ class PassedBySlices(Passed):
 
 
 def passed_by(stage: Stage) -> Passed:
-    """Return what the microbatches of a stage pass on."""
-    return PassedBySlices(stage) if isinstance(stage, SlicedStage) else Passed(stage)
+    """Return the arrays that pass between the microbatches of a stage."""
+    if isinstance(stage, SlicedStage):
+        return PassedBySlices(stage)
+    return Passed(stage)

@@ -177,7 +177,7 @@ class CompiledStage:
             self._recording_stage().backward_weight(microbatch, work)
 
     def _kept(self, held: Held, results: Sequence[Array]) -> Held | None:
-        """Return what a backward needs."""
+        """Return the values for a backward; None if the stage has none."""
         if not self._stage.has_backward:
             return None
         held.arrays.update((f"y{i}", array) for i, array in enumerate(results))
@@ -225,7 +225,7 @@ class CompiledStage:
         return self._recorder
 
     def _recording_stage(self) -> Any:
-        """Return the stage for the other actions of such a microbatch."""
+        """Return the stage for later actions of a microbatch without a cache entry."""
         return self._recorder or self._stage
 
 
@@ -285,7 +285,7 @@ def _begun(entry: CacheEntry, arrays: Sequence[Array]) -> Held:
 def _computed_gradients(section: str, held: Held, gradient: Payload | None) -> Payload:
     """Return the gradients of the inputs, computed by a section."""
     if gradient is not None:
-        form = held.entry.recorded.came
+        form = held.entry.recorded.output_gradient
         assert form is not None
         for i, array in enumerate(form.arrays(gradient)):
             if array is not None:

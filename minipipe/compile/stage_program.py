@@ -1,4 +1,4 @@
-"""The parts of a compiled row: sections of stages with their slots, and messages."""
+"""The sections of a stage in a compiled row, with their slots."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SECTIONS = {
 
 @dataclass
 class StageProgram:
-    """The compiled sections of a stage, for one kind of its microbatches.
+    """The compiled sections of a stage, for one form of microbatches.
 
     Attributes
     ----------
     stage : int
     suffix : str
-        Behind the names of its functions.
+        The end of the names of its functions.
     recorded : Recorded
     sections : Sections
     slots : dict of int to tuple of int
@@ -41,7 +41,7 @@ class StageProgram:
     contributes : list of int
         The uses of parameters that get a gradient.
     leaves : bool
-        Whether values of microbatches leave the memory before a backward.
+        Whether values of microbatches are offloaded before a backward.
     """
 
     stage: int
@@ -69,24 +69,28 @@ class StageProgram:
         parameters = self.sections.parameters
         names = [
             name
-            for section, own in parameters.items()
+            for section, of_section in parameters.items()
             if section not in ("forward", preparation_of("forward"))
-            for name in own
+            for name in of_section
         ]
         return [name for name in dict.fromkeys(names) if name[0] in "xy"]
 
     def takes_away(self, letter: str) -> bool:
-        """Return whether inputs (x) or results (y) leave the memory with its values."""
+        """Return whether inputs (x) or results (y) are offloaded with its values."""
         return self.leaves and any(name[0] == letter for name in self.read_later)
 
     def further(self, section: str) -> Form:
-        """Return the form of the results of a section for other slices: keys and
-        values, or gradients of these.
+        """Return the form of the results of a section for other slices.
+
+        These are keys and values, or their gradients.
         """
         recorded = self.recorded
-        count = recorded.num_inputs
-        if section == "forward":
-            count = 1 if recorded.result is None else len(recorded.result.shapes)
+        if section != "forward":
+            count = recorded.num_inputs
+        elif recorded.result is None:
+            count = 1  # the loss
+        else:
+            count = len(recorded.result.shapes)
         names = recorded.trace.results[section]
         variables = recorded.trace.variables
         return Form.of_variables([variables.get(name) for name in names[count:]])
@@ -103,7 +107,7 @@ class StageProgram:
 
 
 def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -> None:
-    """Give each microbatch its slots: one is used again once its last section has run.
+    """Assign slots to microbatches. A slot is free after the last section that reads it.
 
     Parameters
     ----------
@@ -111,15 +115,15 @@ def assign_slots(program: StageProgram, places: Mapping[tuple[str, int], int]) -
     places : mapping of (str, int) to int
         By section and microbatch, the position in the row.
     """
-    found: dict[int, list[int]] = {k: [] for k in sorted({k for _, k in places})}
+    assigned: dict[int, list[int]] = {k: [] for k in sorted({k for _, k in places})}
     program.num_slots = []
     for first, last in program.sections.lifetimes:
-        slots = slots_of(Use(k, places[first, k], places[last, k]) for k in found)
+        slots = slots_of(Use(k, places[first, k], places[last, k]) for k in assigned)
         for number, slot in enumerate(slots):
             for use in slot:
-                found[use.name].append(number)
+                assigned[use.name].append(number)
         program.num_slots.append(len(slots))
-    program.slots = {k: tuple(numbers) for k, numbers in found.items()}
+    program.slots = {k: tuple(numbers) for k, numbers in assigned.items()}
 
 
 def suffix_of(number: int) -> str:
@@ -135,9 +139,9 @@ _OF_MICROBATCHES = (F, B, I, W, R)
 
 def action_kinds(row: Sequence[Action], stage: int) -> dict[int, str]:
     """Return the kinds of actions of each microbatch of a stage, in their order."""
-    found: dict[int, str] = {}
+    kinds: dict[int, str] = {}
     for action in row:
         if action.stage == stage and action.kind in _OF_MICROBATCHES:
             k = action.microbatch
-            found[k] = f"{found.get(k, '')} {action.kind}"
-    return found
+            kinds[k] = f"{kinds.get(k, '')} {action.kind}"
+    return kinds

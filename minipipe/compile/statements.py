@@ -1,7 +1,7 @@
-"""Statements: lines of a program as a template, in which names are still open.
+"""Statements: lines of a program as templates, with placeholders for names.
 
-Both programs of a stage are made of them: the compiled one, whose names are arrays that
-exist already, and the one of ``minipipe export``, whose names are variables.
+Both programs of a stage consist of them: the compiled one, whose names are arrays that
+exist already, and the program of ``minipipe export``, whose names are variables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
-"""A name in a template; braces of strings are doubled."""
+"""A name in a template; braces in strings are doubled."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Statement:
     makes, changes : tuple of str
         The variables that it assigns, and those that it changes in place.
     layer : int or None
-        In which layer it was noted.
+        The layer that has made the call.
     is_view : bool
         Whether it makes a view of one array.
     """
@@ -46,7 +46,7 @@ class Statement:
 
     @cached_property
     def shape(self) -> str:
-        """Equal for statements that differ in their names alone."""
+        """Equal for statements that differ only in their names."""
         return PLACEHOLDER.sub("{}", self.text)
 
     @property
@@ -62,14 +62,14 @@ class Statement:
 
 
 def substituted(text: str, name_of: Callable[[str], str]) -> str:
-    """Return a template with something else for each name.
+    """Return a template with a replacement for each name.
 
     Examples
     --------
     >>> substituted("{v1} = {v0} + 1", lambda name: f"{{{name}_a}}")
     '{v1_a} = {v0_a} + 1'
     """
-    return PLACEHOLDER.sub(lambda found: name_of(found[1]), text)
+    return PLACEHOLDER.sub(lambda match: name_of(match[1]), text)
 
 
 def as_it_is(name: str) -> str:
@@ -96,5 +96,5 @@ def listed(names: Iterable[str]) -> str:
     >>> listed(["v0"]), listed(["v0", "v1"])
     ('{v0},', '{v0}, {v1}')
     """
-    found = [f"{{{name}}}" for name in names]
-    return ", ".join(found) + "," * (len(found) == 1)
+    placeholders = [f"{{{name}}}" for name in names]
+    return ", ".join(placeholders) + "," * (len(placeholders) == 1)

@@ -1,16 +1,16 @@
-"""A trace: arrays that compute as plain ones do, and note each call as a line.
+"""A trace: arrays that compute as plain ones do, and record each call as a line.
 
 A :class:`Traced` array has a name: an ``ndarray`` of a subclass, or a wrapper of an
 array of another module (``elsewhere.py``). Its operators, methods and the functions of
-its module compute on the plain array, and the trace notes the call::
+its module compute on the plain array, and the trace records the call::
 
     result = a.data.dot(w)        v0 = x0.dot(p0)         or   x0.dot(p0, v0)
     result += bias                v0 += p1                or   add(v0, p1, v0)
 
 The second form writes into an array that exists already. Anything that cannot be
-written so, such as ``float(x)`` or a mask as an index, gives the right result and
-*breaks* the trace: everything after it computes on plain arrays, and the lines are
-thrown away. Only calls listed in ``noting.py`` are noted.
+written so, such as ``float(x)`` or a mask as an index, gives the right result and is a
+*graph break*: everything after it computes on plain arrays, and the lines are thrown
+away. Only calls listed in ``noting.py`` are recorded.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ attach()  # traced arrays get the methods that note their lines
 class Trace:
     """The lines of one microbatch, by section: forward and backward, or its halves.
 
-    It holds no array of the microbatch: only names, and the constants that met them.
+    It holds no array of the microbatch, only names and constants.
 
     Parameters
     ----------
     key : Key
-        That of the random numbers of this microbatch.
+        The key of the random numbers of this microbatch.
     layers : mapping of int to str, optional
-        The names of layers by their numbers, for the reason.
+        The names of layers by their numbers, for the message of a graph break.
     xp : module, optional
-        Of its arrays; NumPy by default.
+        The module of its arrays; NumPy by default.
 
     Attributes
     ----------
     dialect : Dialect
-        Of the module.
+        The properties of the module.
     namespace : module
-        The module for traced arrays: its functions note their calls.
+        The module for traced arrays: its functions record their calls.
     sections : dict of str to list of Line
     results : dict of str to tuple of str
         By section, the names of its results; ``"None"`` if it has none.
@@ -79,18 +79,18 @@ class Trace:
     constants : dict
         By their properties (dtype, shape, strides, bytes): name and object.
     functions : dict of str to object
-        What the lines call, by name.
+        The functions that the lines call, by name.
     draws : bool
         Whether a line draws random numbers.
     reason : str or None
-        Why the trace is broken.
+        The reason of the graph break, if there was one.
 
     Examples
     --------
     >>> from minipipe.compile.lines import AS_NOTED
     >>> trace = Trace(Key(0, 0, 0, 0, 0))
     >>> trace.begin("forward")
-    >>> x = trace.given("x0", np.ones(2))
+    >>> x = trace.input("x0", np.ones(2))
     >>> y = x * 2 + x
     >>> [line.written(AS_NOTED) for line in trace.sections["forward"]]
     ['v0 = x0 * 2', 'v1 = v0 + x0']
@@ -108,7 +108,9 @@ class Trace:
     ) -> None:
         self.key = key
         self.dialect = dialect_of(xp)
-        self.namespace = xp if xp is np else Namespace(self)
+        self.namespace = xp
+        if xp is not np:
+            self.namespace = Namespace(self)
         self._layers = dict(layers or {})
         self.sections: dict[str, list[Line]] = {}
         self.results: dict[str, tuple[str, ...]] = {}
@@ -122,13 +124,13 @@ class Trace:
         self._num_variables = 0
 
     def begin(self, section: str) -> None:
-        """Note lines in a section from now on."""
+        """Begin a section, which gets all further lines."""
         self._section = section
         self.sections[section] = []
         self.inputs[section] = ()
         self.results[section] = ()
 
-    def given(self, name: str, array: Any) -> Any:
+    def input(self, name: str, array: Any) -> Any:
         """Return an input of this section under a name, traced; None for None."""
         if array is None:
             return None
@@ -137,9 +139,11 @@ class Trace:
 
     def named(self, name: str, array: Any, root: str | None = None) -> Traced:
         """Return a plain array, traced under a name."""
-        plain = np.asarray(array) if self.dialect.is_numpy else array
+        plain = array
+        if self.dialect.is_numpy:
+            plain = np.asarray(array)
         self.variables[name] = Variable(
-            root=name if root is None else root,
+            root=root or name,
             shape=plain.shape,
             dtype=numpy_dtype(plain.dtype),
             strides=strides_of(plain),
@@ -165,8 +169,10 @@ class Trace:
         return not isinstance(value, np.ndarray) and is_array(value)
 
     def unnoted(self, made: Any) -> Any:
-        """Return what a broken trace computes: of another module than NumPy arrays that
-        meet traced ones, which its own functions would refuse.
+        """Return a result that is not recorded, after a graph break.
+
+        Arrays of another module than NumPy are wrapped even then: functions of the
+        module would refuse them together with traced arrays.
         """
         if self.dialect.is_numpy or isinstance(made, Traced):
             return made
@@ -185,29 +191,40 @@ class Trace:
         return self.inputs[self._section]
 
     def returned(self, array: Any) -> Any:
-        """Note that this section returns an array; return it, plain."""
+        """Record that this section returns an array; return it, plain."""
         if array is None:
             self.results[self._section] += ("None",)
         elif isinstance(array, Traced) and array.trace is self:
             self.results[self._section] += (array.name,)
         elif self.reason is None:
-            self.spoil(
-                "returns an array that does not come from its input, "
-                "or came past the trace"
+            self.graph_break(
+                "returns an array that does not depend on its input, "
+                "or was computed outside of the trace"
             )
         return plain_of(array)
 
-    def spoil(self, what: str) -> None:
-        """Break the trace, and keep the reason: what, in which layer, in which line."""
+    def graph_break(self, verb: str) -> None:
+        """Throw the lines away, and keep the reason of the first graph break.
+
+        Parameters
+        ----------
+        verb : str
+            The operation, such as ``"reads a value"``. The message adds the layer and
+            the line of the user's program.
+        """
         if self.reason is None:
-            number = current_place().layer
-            who = "it"
-            if number is not None:
-                name = self._layers.get(number)
-                who = f"layer {number}, {name}," if name else f"layer {number}"
-            self.reason = f"{who} {what}{_outside()}"
+            self.reason = f"{self._subject()} {verb}{_outside()}"
             self.sections = {}
             self.constants = {}
+
+    def _subject(self) -> str:
+        """Return the layer that runs now, as the subject of a message."""
+        number = current_place().layer
+        if number is None:
+            return "it"
+        if number in self._layers:
+            return f"layer {number}, {self._layers[number]},"
+        return f"layer {number}"
 
     # -- lines -------------------------------------------------------------------------
 
@@ -215,21 +232,21 @@ class Trace:
         self,
         form: Form,
         made: Any,
-        given: tuple[Any, ...],
+        args: tuple[Any, ...],
         changed: tuple[Any, ...] = (),
         has_effect: bool = False,
         may_view: bool = False,
         is_on_host: bool = False,
     ) -> Any:
-        """Note a line, and return its result, traced.
+        """Record a line, and return its result, traced.
 
         Parameters
         ----------
         form : Form
         made : object
             The result of the call, plain.
-        given, changed : tuple
-            What it read, and the arrays that it changed.
+        args, changed : tuple
+            Its arguments, and the arrays that it changed.
         has_effect : bool
             Whether the line counts although nothing reads its result.
         may_view : bool
@@ -238,53 +255,58 @@ class Trace:
         is_on_host : bool
             See :class:`Line`.
         """
-        reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
+        reads = tuple(dict.fromkeys(name for each in args for name in _names_in(each)))
         changes = tuple(each.name for each in changed)
         if any(self.variables[name].root[0] not in "v" for name in changes):
             raise Untraceable("changes its input, a parameter or a gradient in place")
         single = not isinstance(made, tuple | list)
         values = made
-        if single:
-            values = [] if made is None else [made]
-        results = [self._result(value, given, single, may_view) for value in values]
+        if made is None:
+            values = []
+        elif single:
+            values = [made]
+        results = [self._result(value, args, single, may_view) for value in values]
         makes = tuple(name for _, name in results if name)
         has_effect = has_effect or (made is None and not changes)
         if makes or changes or has_effect:
             left = ""
             if makes:
-                names = [f"{{{name}}}" if name else "_" for _, name in results]
-                left = f"{', '.join(names)}{',' * (not single and len(names) == 1)} = "
+                targets = ", ".join(_target(name) for _, name in results)
+                comma = "," * (not single and len(results) == 1)
+                left = f"{targets}{comma} = "
             layer = current_place().layer
             effect = has_effect, None, layer, is_on_host
             line = Line(form, left, makes, reads, changes, *effect)
             self.sections[self._section].append(line)
         if made is None:
             return None
-        found = [result for result, _ in results]
-        return found[0] if single else type(made)(found)
+        traced = [result for result, _ in results]
+        if single:
+            return traced[0]
+        return type(made)(traced)
 
     def _result(
-        self, value: Any, given: tuple[Any, ...], single: bool, may_view: bool
+        self, value: Any, args: tuple[Any, ...], single: bool, may_view: bool
     ) -> Any:
-        """Return a result, traced, and its name; no name if it is known already."""
+        """Return a result, traced, and its name; no name if it is an argument."""
         if type(value) is int and not single:  # it follows from shapes alone
             return value, ""
         is_number = self.dialect.is_numpy and isinstance(value, np.generic)
         if not is_number and not is_array(value):
             raise Untraceable("reads a value")
-        for each in traced_in(given):
+        for each in traced_in(args):
             if each.plain is value:
                 return each, ""
-        result = self._new(value, given, may_view)
+        result = self._new(value, args, may_view)
         return result, result.name
 
     def note_contribution(self, leaf: int, contribution: Traced) -> None:
-        """Note that a variable is added to the gradient of a leaf."""
+        """Record that a variable is added to the gradient of a leaf."""
         name = contribution.name
         line = Line(Form(""), "", (), (name,), (), True, leaf, current_place().layer)
         self.sections[self._section].append(line)
 
-    def _new(self, array: Any, given: tuple[Any, ...], may_view: bool) -> Traced:
+    def _new(self, array: Any, args: tuple[Any, ...], may_view: bool) -> Traced:
         name = f"v{self._num_variables}"
         self._num_variables = self._num_variables + 1
         root = None
@@ -292,28 +314,27 @@ class Trace:
             owner = buffer_of(array)
             roots = (
                 self.variables[each.name].root
-                for each in traced_in(given)
+                for each in traced_in(args)
                 if buffer_of(each.plain) is owner
             )
             root = next(roots, None)
         elif may_view and not self.dialect.has_out:  # its arrays know no base
-            first = next(traced_in(given), None)
-            root = None if first is None else self.variables[first.name].root
+            roots = (self.variables[each.name].root for each in traced_in(args))
+            root = next(roots, None)
         return self.named(name, array, root)
 
     def written(self, value: Any) -> str:
         """Return an argument as a form writes it: names in braces."""
         if isinstance(value, Traced):
             if value.trace is not self:
-                raise Untraceable("uses an array that came past the trace")
+                raise Untraceable(
+                    "uses an array that was computed outside of the trace"
+                )
             return f"{{{value.name}}}"
         if isinstance(value, Key):
             return self._written_key(value)
         if isinstance(value, tuple | list):
-            inner = ", ".join(map(self.written, value))
-            if isinstance(value, list):
-                return f"[{inner}]"
-            return f"({inner},)" if len(value) == 1 else f"({inner})"
+            return self._written_sequence(value)
         if value is None or type(value) in (bool, int):
             return repr(value)
         if type(value) is float and math.isfinite(value):
@@ -342,18 +363,22 @@ class Trace:
             return self.callable(value.type)
         return self._constant(value)
 
+    def _written_sequence(self, values: tuple[Any, ...] | list[Any]) -> str:
+        inner = ", ".join(map(self.written, values))
+        if isinstance(values, list):
+            return f"[{inner}]"
+        comma = "," * (len(values) == 1)
+        return f"({inner}{comma})"
+
     def constant(self, made: Any) -> Any:
-        """Return what a function has made of no traced array, as a traced constant."""
+        """Return the result of a function without traced arguments, as a constant."""
         if self.reason is not None or not self.is_plain(made):
             return self.unnoted(made)
         return self.named(self._constant(made).strip("{}"), made)
 
     def _written_key(self, key: Key) -> str:
-        own = self.key
-        if key[0] != own.seed or (key.step, key.microbatch) != (
-            own.step,
-            own.microbatch,
-        ):
+        drawn = key[0], key.step, key.microbatch
+        if drawn != (self.key.seed, self.key.step, self.key.microbatch):
             raise Untraceable("draws random numbers under another key")
         self.draws = True
         return f"{{key}}._replace(layer={key.layer}, draw={key.draw})"
@@ -369,8 +394,8 @@ class Trace:
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
         elif self.is_plain(value):
-            own = type(value), str(value.dtype), value.shape, strides_of(value)
-            key = *own, to_numpy(value).tobytes()
+            layout = value.shape, strides_of(value)
+            key = type(value), str(value.dtype), *layout, to_numpy(value).tobytes()
         else:
             raise Untraceable(f"calls NumPy with a {type(value).__name__}")
         name = f"c{len(self.constants)}"
@@ -379,16 +404,18 @@ class Trace:
     def callable(self, function: Any) -> str:
         """Return the name under which lines call a function."""
         name = self.dialect.names.get(function) or function.__name__.lstrip("_")
-        own = name
+        unique = name
         for number in count(2):
-            if self.functions.setdefault(own, function) is function:
+            if self.functions.setdefault(unique, function) is function:
                 break
-            own = f"{name}_{number}"
-        return own
+            unique = f"{name}_{number}"
+        return unique
 
     def item(self, key: Any) -> str:
         """Return an index as a line writes it between brackets."""
-        parts = key if isinstance(key, tuple) else (key,)
+        parts = (key,)
+        if isinstance(key, tuple):
+            parts = key
         if any(map(_depends_on_values, parts)):
             raise Untraceable(
                 "takes elements by a mask or a list, so a shape depends on values"
@@ -398,11 +425,17 @@ class Trace:
     def _part_of_index(self, part: Any) -> str:
         if not isinstance(part, slice):
             return self.written(part)
-        start, stop, step = (
-            "" if each is None else self.written(each)
-            for each in (part.start, part.stop, part.step)
-        )
-        return f"{start}:{stop}" + (f":{step}" if step else "")
+        bounds = [part.start, part.stop]
+        if part.step is not None:
+            bounds.append(part.step)
+        return ":".join("" if b is None else self.written(b) for b in bounds)
+
+
+def _target(name: str) -> str:
+    """Return the target of an assignment, which may throw the value away."""
+    if name:
+        return f"{{{name}}}"
+    return "_"
 
 
 def _depends_on_values(part: Any) -> bool:
@@ -420,10 +453,10 @@ _CONVERSIONS = {
 
 @contextmanager
 def noticing_conversions(trace: Trace) -> Iterator[None]:
-    """Break a trace if a program's own code makes a plain array of a traced one.
+    """Break the graph if the user's code makes a plain array of a traced one.
 
-    NumPy does not call the subclass in that case. So a profiler, for the time of a
-    capture, sees which functions are called.
+    NumPy does not call the subclass in that case. So a profiler watches the calls during
+    a capture.
 
     Examples
     --------
@@ -432,17 +465,17 @@ def noticing_conversions(trace: Trace) -> Iterator[None]:
     >>> trace = Trace(Key(0, 0, 0, 0, 0))
     >>> trace.begin("forward")
     >>> with noticing_conversions(trace):
-    ...     _ = np.asarray(trace.given("x0", np.ones(2)))
+    ...     _ = np.asarray(trace.input("x0", np.ones(2)))
     >>> print(trace.reason)
     None
     """
 
-    def look(frame: FrameType, event: str, function: Any) -> None:
+    def profile(frame: FrameType, event: str, function: Any) -> None:
         is_conversion = event == "c_call" and function in _CONVERSIONS
         if is_conversion and not _is_library(frame):
-            trace.spoil(f"calls numpy.{function.__name__}")
+            trace.graph_break(f"calls numpy.{function.__name__}")
 
-    sys.setprofile(look)
+    sys.setprofile(profile)
     try:
         yield
     finally:
@@ -455,7 +488,7 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _outside() -> str:
-    """Return where in the user's program the current call comes from, if it does."""
+    """Return the line of the user's program that has led to the current call."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if not _is_library(frame):
@@ -467,13 +500,15 @@ def _outside() -> str:
 
 def _names_in(value: Any) -> Iterator[str]:
     yield from (each.name for each in traced_in((value,)))
-    parts = value if isinstance(value, tuple) else ()
-    if isinstance(value, Key) or any(isinstance(part, Key) for part in parts):
+    parts = [value]
+    if isinstance(value, tuple):  # as a key is
+        parts += value
+    if any(isinstance(part, Key) for part in parts):
         yield "key"
 
 
 def key_of(seed: int | None, step: int, microbatch: int) -> Key:
-    """Return the part of the key of each draw that a program fills in.
+    """Return the key of a microbatch, to which each draw adds its layer and number.
 
     Examples
     --------
@@ -490,7 +525,7 @@ def have_changed(trace: Trace) -> bool:
     --------
     >>> trace, constant = Trace(key_of(0, 0, 0)), np.ones(2)
     >>> trace.begin("forward")
-    >>> _ = trace.given("x0", np.ones(2)) * constant
+    >>> _ = trace.input("x0", np.ones(2)) * constant
     >>> constant[0] = 2.0
     >>> have_changed(trace)
     True
@@ -503,7 +538,7 @@ def have_changed(trace: Trace) -> bool:
 
 
 class NotingLeaf(Leaf):
-    """Stands in for a parameter's leaf: notes each contribution, and hands it on.
+    """Stands in for a parameter's leaf: records each contribution, and passes it on.
 
     Parameters
     ----------
@@ -517,7 +552,7 @@ class NotingLeaf(Leaf):
     >>> trace = Trace(Key(0, 0, 0, 0, 0))
     >>> trace.begin("backward")
     >>> leaf = NotingLeaf(Leaf((2,)), "l0", trace)
-    >>> leaf.add(trace.given("g0", np.ones(2)) * 3, BackwardWalk())
+    >>> leaf.add(trace.input("g0", np.ones(2)) * 3, BackwardWalk())
     >>> leaf.leaf.grad, trace.sections["backward"][-1].leaf
     (array([3., 3.]), 0)
     """
@@ -541,8 +576,8 @@ class NotingLeaf(Leaf):
             if isinstance(contribution, Traced) and contribution.trace is trace:
                 trace.note_contribution(self._number, contribution)
             else:
-                trace.spoil(
-                    "returns a gradient that does not come from its result, "
-                    "or came past the trace"
+                trace.graph_break(
+                    "returns a gradient that does not depend on its result, "
+                    "or was computed outside of the trace"
                 )
         self.leaf.add(copy(plain_of(contribution)), walk)

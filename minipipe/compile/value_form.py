@@ -16,7 +16,7 @@ from minipipe.errors import MessageError
 
 
 class Form(NamedTuple):
-    """The form of a value between two stages: everything but its numbers.
+    """The form of a value between two stages: everything but its elements.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Form(NamedTuple):
     dtypes : tuple of dtype
     requires_grad : tuple of bool
     treedef : object
-        As in :class:`minipipe.core.execution.payload.Payload`.
+        The one of :class:`minipipe.core.execution.payload.Payload`.
     """
 
     shapes: tuple[tuple[int, ...] | None, ...]
@@ -36,21 +36,14 @@ class Form(NamedTuple):
     @classmethod
     def of(cls, payload: Payload) -> Form:
         """Return the form of a payload."""
-        return cls(
-            tuple(None if a is None else a.shape for a in payload.arrays),
-            tuple(None if a is None else a.dtype for a in payload.arrays),
-            tuple(payload.requires_grad),
-            payload.treedef,
-        )
+        layouts = _shapes(payload.arrays), _dtypes(payload.arrays)
+        return cls(*layouts, tuple(payload.requires_grad), payload.treedef)
 
     @classmethod
     def of_variables(cls, variables: Sequence[Any]) -> Form:
-        """Return the form of variables of a trace; None for no array."""
-        return cls(
-            tuple(None if each is None else each.shape for each in variables),
-            tuple(None if each is None else each.dtype for each in variables),
-            (True,) * len(variables),
-        )
+        """Return the form of variables of a trace; None for a missing array."""
+        requires_grad = (True,) * len(variables)
+        return cls(_shapes(variables), _dtypes(variables), requires_grad)
 
     def new(self, xp: ModuleType = np) -> list[Any]:
         """Return new arrays of this form."""
@@ -66,33 +59,32 @@ class Form(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one array that travels as it is (``Payload.to_message``)."""
+        """Whether it is one array that is a message (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and getattr(self.dtypes[0], "kind", "") == "f"
 
     def arrays(self, payload: Payload, value: Any = None) -> list[Array | None]:
-        """Return the arrays of a value that another rank or an eager stage has given.
+        """Return the arrays of a value of another rank or of an eager stage.
 
         Parameters
         ----------
         payload : Payload
         value : Value, optional
-            Carried by a message, of another rank.
+            The value, if it came in a message of another rank.
 
         Raises
         ------
         MessageError
             Code ``shape``: the value has another form.
         """
-        given = [None if array is None else array.shape for array in payload.arrays]
-        dtypes = [None if array is None else array.dtype for array in payload.arrays]
-        is_like = given == list(self.shapes) and dtypes == list(self.dtypes)
+        shapes = _shapes(payload.arrays)
+        is_same = shapes == self.shapes and _dtypes(payload.arrays) == self.dtypes
         if value is not None:
-            is_like = is_like and tuple(payload.requires_grad) == self.requires_grad
-        if is_like:
+            is_same = is_same and tuple(payload.requires_grad) == self.requires_grad
+        if is_same:
             return payload.arrays
-        message = f"Arrays of shapes {given} came, where {list(self.shapes)} came"
-        message += " before, for a batch of the same form."
+        message = f"Arrays of shapes {[*shapes]} arrived; expected {[*self.shapes]}"
+        message += ", as in earlier batches of the same form."
         if value is None:
             raise MessageError("shape", message)
         raise OtherForm(message, value, payload.to_message())
@@ -100,3 +92,11 @@ class Form(NamedTuple):
     def payload(self, arrays: Sequence[Array | None]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
+
+
+def _shapes(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(getattr(array, "shape", None) for array in arrays)
+
+
+def _dtypes(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(getattr(array, "dtype", None) for array in arrays)

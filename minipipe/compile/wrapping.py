@@ -1,4 +1,4 @@
-"""Functions of statements, which are on several lines if they are long."""
+"""The source of functions, with long statements wrapped over several lines."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def function(name: str, parameters: Iterable[str], statements: Iterable[str]) ->
     lines = wrapped(f"def {name}({', '.join(parameters)}):", 0)
     for statement in statements:
         for line in statement.splitlines():
-            own = line.lstrip()
-            lines += wrapped(own, 4 + len(line) - len(own))
+            text = line.lstrip()
+            lines += wrapped(text, 4 + len(line) - len(text))
     if len(lines) == 1:
         lines.append("    pass")
     return "\n".join(lines)
 
 
 def wrapped(text: str, indent: int) -> list[str]:
-    """Return a statement, on several lines if it is too long.
+    """Return the lines of a statement, wrapped if it is too long.
 
     Examples
     --------
@@ -67,24 +67,25 @@ def _in_brackets(head: str, inside: str, tail: str, indent: int) -> Iterator[str
     yield " " * indent + head
     line = ""
     for part in _parts(inside):
-        more = f"{line} {part}" if line else part
-        if line and len(more) + indent + 4 > WIDTH:
+        longer = f"{line} {part}".lstrip()
+        if line and len(longer) + indent + 4 > WIDTH:
             yield " " * (indent + 4) + line
-            more = part
-        line = more
+            longer = part
+        line = longer
     yield " " * (indent + 4) + line
     yield " " * indent + tail
 
 
 def _parts(text: str) -> list[str]:
-    """Return what stands between commas outside of brackets, with the commas."""
-    found = []
+    """Return the items between commas outside of brackets, with their commas."""
+    parts = []
     depth = 0
     start = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in "([{") - (token[0] in ")]}")
         if token[0] == "," and depth == 0:
-            found.append(text[start : token.end()].strip())
+            parts.append(text[start : token.end()].strip())
             start = token.end()
-    rest = text[start:].strip()
-    return [*found, rest] if rest else found
+    if rest := text[start:].strip():
+        parts.append(rest)
+    return parts

@@ -141,7 +141,7 @@ def packed_result(
     else:
         name = function.__name__
         called = partial(function, module)
-    # before the student's code can change the arguments
+    # Describe the call before the student's code can change the arguments.
     call = f"{name}({', '.join(map(shown, arguments))})"
     return packed(called(*arguments), call)
 
@@ -250,7 +250,7 @@ def load(
     """Return a module with this source text and these initial names; raise the
     exceptions of the text.
     """
-    # dataclasses look up their module there
+    # dataclasses look up their module in sys.modules.
     sys.modules[name] = module = ModuleType(name)
     module.__file__ = str(path or f"{name}.py")
     module.__dict__.update(names or {})
@@ -363,7 +363,7 @@ def _message(error: BaseException) -> str:
 
 def _where(error: BaseException, path: str, text: str) -> str:
     """Return the innermost line of the student's file in a traceback."""
-    # traceback.extract_tb would read the file again, in an encoding that it names
+    # traceback.extract_tb would read the file again, in the encoding that it declares.
     where = ""
     lines = text.split("\n")
     for frame, number in walk_tb(error.__traceback__):

@@ -39,7 +39,7 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)
     _import_packages()
-    # before the process is contained, and cannot list its libraries
+    # Limit threads now: a contained process cannot list its libraries.
     with limit_blas_threads(1):
         _answer(job, replies)
     os._exit(0)  # without waiting for threads
@@ -48,7 +48,7 @@ def main() -> None:
 def _answer(job: dict[str, Any], replies: int) -> None:
     """Contain the process, and write each event to ``replies``."""
     for event in contained(job, lambda: _run(job)):
-        # before the reply: after the last one the process is killed
+        # Flush before the reply, because the process is killed after the last reply.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -271,7 +271,7 @@ class Exercise:
             ast.parse(text)
         except SyntaxError as error:
             problem = f"line {error.lineno}, {error.msg}"
-        # a NUL, before Python 3.12; the parser's stack
+        # ValueError: a NUL, before Python 3.12. The others: the parser's stack is full.
         except (ValueError, RecursionError, MemoryError):
             problem = "it has a NUL, or is nested too deeply"
         else:
@@ -370,7 +370,7 @@ def find_source(path: str | Path | None = None) -> Path:
     source = _MINIPIPES
     if path is not None:
         source = Path(path)
-    # glob raises for names that are too long
+    # isdir comes first, because glob raises for names that are too long.
     if not (os.path.isdir(source) and any(source.glob("[0-9][0-9]_*.py"))):
         raise CourseworkError(
             "not-found",

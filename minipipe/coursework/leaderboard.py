@@ -129,7 +129,7 @@ class Entry(NamedTuple):
         solve the level.
         """
         schedule = Schedule.from_text(text, name=name)
-        # the same order of work: a bound has no whole backwards
+        # In the same order: a workload has no whole backwards.
         check_answer(split_backward(schedule), level.workload)
         makespan = simulate(schedule, level.costs).makespan
         bound = known_bound(level.workload, Objective.MAKESPAN)

@@ -33,11 +33,11 @@ _LONGEST_REPLY = 8 << 20  # bytes, including unsolicited ones
 _MOST_FLAGS = 20
 _LONGEST_FLAG = 200
 _STREAMS = ("stdin", "stdout", "stderr")
-# the exceptions of replies in another form, which student code may write
+# Exceptions of replies that student code may have forged.
 _FORGED = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _ATOMIC = getattr(select, "PIPE_BUF", 1 << 30)
 _LAYERS = LAYERS  # to try; a test removes some
-# seconds for the supervisor to end all processes of a task, which takes milliseconds
+# Seconds for the supervisor to end all processes of a task. It needs milliseconds.
 _DEADLINE = 5.0
 # The rest of the grader's environment may hold secrets.
 _KEPT = "PATH LANG LC_ALL LD_LIBRARY_PATH DYLD_LIBRARY_PATH SYSTEMROOT TEMP"
@@ -163,14 +163,14 @@ class StudentProcess:
         assert self._process.stdin is not None
         stream = self._process.stdin.fileno()
         line = json.dumps(message).encode() + b"\n"
-        # it has exited; _reply finds the exit status
+        # If the pipe is broken, the process has exited, and _reply finds its status.
         with contextlib.suppress(BrokenPipeError):
             while line:
                 if sys.platform != "win32":
                     seconds = self._seconds_left()
                     if not select.select([], [stream], [], seconds)[1]:
                         raise Late
-                # this much fits into the pipe, so it does not block
+                # A write of at most PIPE_BUF bytes does not block after select().
                 line = line[os.write(stream, line[:_ATOMIC]) :]
 
     def _seconds_left(self) -> float:
@@ -230,7 +230,7 @@ def _environment(folder: str, directory: Path) -> dict[str, str]:
 def started(module: str, environment: dict[str, str], **more: Any) -> subprocess.Popen:
     """Start a module in a process of its own, with pipes."""
     streams: dict[str, Any] = dict.fromkeys(_STREAMS, subprocess.PIPE)
-    # -P: the current directory may be a student's
+    # -P: import nothing from the current directory, which may be a student's.
     command = [sys.executable, "-P", "-m", module]
     return subprocess.Popen(command, **streams, env=environment, **more)
 

@@ -27,7 +27,7 @@ from minipipe.io import escaped, printable, printable_lines, text_table
 
 Data = dict[str, Any]
 _LONGEST_REMARK = 120  # characters, in a table for a terminal
-# first characters of a cell that a spreadsheet computes
+# A spreadsheet computes a cell that begins with one of these.
 _FORMULAS = ("=", "+", "-", "@")
 
 
@@ -232,7 +232,7 @@ def _entries(task: Data) -> Iterator[Data]:
             "output_format": "text",
             "visibility": "hidden" if test["hidden"] else "visible",
         }
-    # both can reveal hidden tests
+    # Only instructors may see these, because both can reveal hidden tests.
     observations = {
         "uses names that are not allowed": "\n".join(task["flags"]),
         "printed": task["output"],

@@ -29,7 +29,7 @@ class Running:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            # before the loop, so that a process that is being started also ends
+            # Set before the loop, so that a process that is being started also ends.
             self._are_over = True
             for process in self._running.copy():
                 self._end(process)

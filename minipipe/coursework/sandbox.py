@@ -212,9 +212,9 @@ def _in_child(
 ) -> Events:
     """Continue as process 0, 1 and 2, or as process 2 at once."""
     with contextlib.suppress(OSError):
-        # out of memory: kill this, not the grader
+        # If memory runs out, the kernel kills this process first, and not the grader.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # a number from outside the namespace: inside, all tasks have the same
+    # Inside a namespace all tasks have the same process number, so take it here.
     user = _FIRST_USER + os.getpid()
     readable = readable_paths(Path(job["source"]), Path(job["directory"]))
     end_with_parent()
@@ -232,7 +232,7 @@ def _wait(child: int) -> int:
     reap adopted orphans.
     """
     closed = select.poll()
-    # only its end: calls are read by the student's process
+    # Watch only for the end of the stream: the student's process reads the calls.
     closed.register(sys.stdin.fileno(), 0)
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
@@ -506,7 +506,7 @@ def _landlock(readable: Iterable[Path]) -> int:
         rules = struct.pack(f"={len(attributes)}Q", *attributes)
         ruleset = call("syscall", _CREATE, rules, len(rules), 0)
         try:
-            # threadpoolctl looks for BLAS in the last
+            # threadpoolctl looks for BLAS in /proc/self/maps.
             for path in (*readable, *_existing("/proc/self/maps")):
                 _allow(ruleset, path, _EXECUTE | _READ_FILE | _READ_DIR)
             for path in (Path.cwd(), *_devices()):

@@ -62,7 +62,7 @@ def grade_all(
     """
     exercises = exercises_in(find_source(options.get("source")))
     for exercise in chosen_of(exercises, options.get("only")):
-        # their errors are no fault of a submission
+        # An error in the checks must not count against a submission.
         load_checks(exercise.name, exercise.checks)
     named = list(map(Path, paths))
     submissions = submissions_in(named, files_of(exercises))

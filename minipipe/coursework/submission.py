@@ -25,7 +25,7 @@ LONGEST_ARCHIVE = 8 << 20
 longer.
 """
 
-# others take as much memory as the archive asks for
+# Other methods may allocate as much memory as the archive asks for.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -69,7 +69,7 @@ class Archive:
         content = read_bytes(path, LONGEST_ARCHIVE, pipes=False, links=False)
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
-        # a forged archive may cause any exception in zipfile
+        # A forged archive may raise any exception in zipfile.
         except Exception as error:
             raise self._damaged(f"it is not a zip archive ({error})") from None
         members = self._zip.infolist()
@@ -96,7 +96,7 @@ class Archive:
             raise self._damaged(f"{file} is encrypted, or {how}")
         try:
             with self._zip.open(member) as stream:
-                # whatever size the list of members claims
+                # The size in the list of members may be forged.
                 content = stream.read(LONGEST_FILE + 1)
         except Exception as error:
             raise self._damaged(f"{file} is damaged ({error})") from None
@@ -125,7 +125,7 @@ def name_of(path: Path) -> str:
     >>> name_of(Path("class/ada.zip")), name_of(Path("class/ada/."))
     ('ada', 'ada')
     """
-    # of the link itself, not of its target
+    # For a link this is the name of the link, not of its target.
     name = os.path.basename(os.path.abspath(path))
     if is_archive(path):
         return name[:-4]

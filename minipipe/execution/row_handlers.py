@@ -1,4 +1,4 @@
-"""The handlers of any row: computations and messages, and what passes add to a schedule.
+"""The handlers of any row, and the observers that the environment asks for.
 
 An R computes a graph again whose forward has kept only its inputs; an O and an L copy a
 graph to a file, and back.
@@ -6,14 +6,18 @@ graph to a file, and back.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from minipipe.autograd.memory import behind
 from minipipe.autograd.recompute import RecomputedNode
 from minipipe.core.autograd import backend
 from minipipe.core.execution import handlers as core
-from minipipe.core.execution.executor import Executor, Handlers, gives
+from minipipe.core.execution.executor import Executor, Handlers, Observer, gives
 from minipipe.core.execution.stage import Stage
 from minipipe.core.schedules.action import Action, B, I, L, O, R, W
 
@@ -52,9 +56,39 @@ def handlers_of(row: Iterable[Action], is_half: bool = False) -> Handlers:
         Whether gradients are in half precision and may overflow. A loss scale notices,
         and NumPy does not warn.
     """
-    handlers = {**HANDLERS, **_QUIET} if is_half else HANDLERS
+    handlers = HANDLERS
+    if is_half:
+        handlers = {**HANDLERS, **_QUIET}
     if all(kind not in (O, L) for _, kind, _ in row):
         return handlers
     from minipipe.execution.offloading import Offloading  # most rows copy nothing
 
     return Offloading().handlers(handlers)
+
+
+# -- observers -------------------------------------------------------------------------
+
+
+def journal() -> tuple[Observer, ...]:
+    """Return the observers that ``MINIPIPE_DEBUG`` requests: a :class:`Journal`, or
+    none.
+    """
+    if os.environ.get("MINIPIPE_DEBUG", "0") in ("", "0"):
+        return ()
+    return (Journal(),)
+
+
+class Journal:
+    """Writes a line to standard error as each action begins: the last line of a rank is
+    its current action.
+    """
+
+    def begin(self, executor: Executor, action: Action) -> None:
+        """Write a line in one call, so that lines of several ranks do not mix."""
+        group = executor.group
+        now = datetime.now().strftime("%H:%M:%S.%f")
+        with suppress(Exception):  # standard error is closed, full, or None
+            sys.stderr.write(f"[rank {group.name()}] {now} {group.activity.words()}\n")
+
+    def end(self, executor: Executor, action: Action) -> None:
+        """Write nothing."""

@@ -25,9 +25,8 @@ from minipipe.execution import PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
-from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
-from minipipe.execution.row_handlers import handlers_of
+from minipipe.execution.row_handlers import handlers_of, journal
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results

@@ -32,9 +32,8 @@ from minipipe.execution.checks.calls import (
 )
 from minipipe.execution.checks.finite import FiniteCheck, WhenNotFinite
 from minipipe.execution.objective import BatchObjective, GivenGradient, Metric, Where
-from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
-from minipipe.execution.row_handlers import handlers_of
+from minipipe.execution.row_handlers import handlers_of, journal
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential

@@ -19,7 +19,7 @@ from minipipe.render.svg import draw_svg
 from minipipe.render.text import draw_text
 from minipipe.schedules.simulation.timeline import Timeline
 
-# pixels for each pixel of the SVG, for printers and screens of high resolution
+# Pixels of a PNG per pixel of the SVG, for printers and screens of high resolution.
 _PNG_SCALE = 2
 _TEXT_WIDTH = 120  # columns: a file may be wider than a terminal
 

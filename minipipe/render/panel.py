@@ -187,7 +187,7 @@ class Panel:
         """
         memory = self.timeline.memory
         during = self.timeline.memory_during
-        # during copies, more may be held
+        # Copies also hold more for a while, which is no recomputation.
         if memory is None or during is None or self.timeline.copies:
             return False
         for spans, row, held in zip(self.timeline.spans, memory, during):

@@ -44,7 +44,7 @@ Event = dict[str, Any]
 # count in nanoseconds and drop a slice that overlaps the one before. Adjacent slices
 # must therefore touch exactly, however a viewer rounds.
 _STEPS = 8
-# per unit of time; any other unit is drawn as one millisecond
+# Microseconds per unit of time; an abstract unit is drawn as one millisecond.
 _MICROSECONDS = {"s": 1e6}
 _LONGEST = 2**53  # steps: beyond this, floats are not exact
 # The fixed colours of chrome://tracing closest to palette.py. Perfetto chooses a colour
@@ -152,9 +152,9 @@ class _Process:
                 f"{_LONGEST / self.scale:.3g}; choose another unit.",
             )
         self.process = next(numbers)
-        # by rank: actions, idle time
+        # The threads of actions and of idle time, by rank.
         self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]
-        # by rank, kind and stage of concurrent transfers
+        # The threads of concurrent transfers, by rank, kind and stage.
         self.beside: dict[tuple[int, ActionKind, int], int] = {}
         for rank in range(timeline.num_ranks):
             for (stage, kind, _), *_ in panel.beside(rank):
@@ -300,7 +300,7 @@ class _Process:
         produced = spans[message.value]
         consumed = spans[message.used_by]
         ends = self.steps(consumed.start)
-        # the clocks of ranks may differ: no arrow points back in time
+        # The clocks of ranks may differ, and no arrow may point back in time.
         starts = min(self.steps(produced.end), ends)
         if starts <= self.steps(produced.start) or ends == self.steps(consumed.end):
             return  # one of the two slices is too short for an arrow

@@ -129,12 +129,12 @@ def traced(job: Job, is_split: bool, k: int = TRACED) -> Trace:
     try:
         with place(k):
             begin("forward")
-            given = [trace.given(f"x{i}", array) for i, array in enumerate(arrays)]
+            given = [trace.input(f"x{i}", array) for i, array in enumerate(arrays)]
             held, results = forward(job, given, list(wanted))
             plain = [trace.returned(y) for y in results]
             begin("backward_input" if is_split else "backward")
             found = [job.seed_of(k, i, y) for i, y in enumerate(plain)]
-            gradients = [trace.given(f"g{i}", each) for i, each in enumerate(found)]
+            gradients = [trace.input(f"g{i}", each) for i, each in enumerate(found)]
             roots = roots_of(held, gradients)
             if is_split:
                 work = autograd.backward_input(roots)
@@ -152,7 +152,7 @@ def traced(job: Job, is_split: bool, k: int = TRACED) -> Trace:
             p.node = node
             node.grad = gradient
     if trace.reason is None and have_changed(trace):
-        trace.spoil("a constant was changed")
+        trace.graph_break("a constant was changed")
     return trace
 
 

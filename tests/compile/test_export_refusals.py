@@ -77,7 +77,7 @@ def in_two_groups(parameters):
         (scaled, None, "loss scale"),
         (measured, None, "asks for more than the loss"),
         (updated_twice, None, "2 updates"),
-        (of_two_forms, None, "expected compiled steps alike"),
+        (of_two_forms, None, "expected equal compiled steps"),
         (clipped_to_several, None, "one norm"),
         (
             usual,

@@ -59,7 +59,7 @@ def traced(call, arrays):
     """Return the last line of a call, and the values of all variables."""
     trace = Trace(key_of(0, 0, 0))
     trace.begin("forward")
-    result = call(*(trace.given(f"x{i}", array) for i, array in enumerate(arrays)))
+    result = call(*(trace.input(f"x{i}", array) for i, array in enumerate(arrays)))
     assert trace.reason is None, trace.reason
     line = trace.sections["forward"][-1]
     names = {**trace.functions, **dict(trace.constants.values())}
@@ -131,7 +131,7 @@ def test_a_call_that_writes_into_an_array_of_its_caller_is_not_compiled(call):
     trace = Trace(key_of(0, 0, 0))
     trace.begin("forward")
     values = np.random.default_rng(0).normal(size=(2, 5, 5))
-    arrays = [trace.given(f"x{i}", array.copy()) for i, array in enumerate(values)]
+    arrays = [trace.input(f"x{i}", array.copy()) for i, array in enumerate(values)]
     expected = [array.copy() for array in values]
     call(*arrays)
     call(*expected)

@@ -61,5 +61,5 @@ def test_sections_of_any_graph_have_the_bits_of_eager_ones(graph, row):
     assume(job.inputs(0))
     expected = eager(job, steps)
     trace = traced(job, is_split)
-    assume(trace.reason is None or "past the trace" not in trace.reason)
+    assume(trace.reason is None or "outside of the trace" not in trace.reason)
     assert compiled(job, trace, steps) == expected, Sections(trace, 0).source

@@ -55,7 +55,7 @@ def losses(how, layers, loss=None):
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_layer_that_branches_on_its_input_is_never_compiled(read):
-    """The story: x.numpy() and numpy.asarray(x.data) went past the trace."""
+    """The story: x.numpy() and numpy.asarray(x.data) bypassed the trace."""
     found, report = losses("where-possible", [Branches(read)])
     assert found == losses(False, [Branches(read)])[0]
     where = r"\(test_reads.py, line \d+\)"

@@ -18,7 +18,7 @@ from minipipe import Grid, Pipeline, Plan, Tensor, functional, nn, optim, spawn
 from minipipe.errors import ArgumentError
 from minipipe.nn import fully_sharded
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import mpirun_together, needs_mpi, slowly
 from tests.pipeline.test_tensor_parallel import (
     CLOSE,
     IDS,
@@ -114,15 +114,16 @@ def test_a_training_on_a_grid_is_that_of_the_plain_model(sizes, schedule, recomp
 
 
 @needs_mpi
+@pytest.mark.slow  # in short: test_over_mpi.py
 @pytest.mark.parametrize(
-    "sizes", [*map(slowly, [(1, 2, 1), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 8, 1)])]
+    "grids", [[(1, 2, 1)], [(1, 4, 1), (2, 2, 1)], [(2, 2, 2), (1, 8, 1)]], ids=str
 )
-def test_so_it_is_over_mpi(sizes):
-    done = mpirun(int(np.prod(sizes)), "tests/pipeline/grid_over_mpi.py", *sizes, 1)
-    assert done.code == 0, done.err
-    assert np.allclose(
-        list(map(float, done.out.split())), alone()[0], rtol=CLOSE, atol=CLOSE
-    )
+def test_so_it_is_over_mpi(grids):
+    programs = {sizes: ("tests.pipeline.grid_over_mpi", *sizes, 1) for sizes in grids}
+    printed = mpirun_together(int(np.prod(grids[0])), programs)
+    for sizes, text in printed.items():
+        losses = list(map(float, text.split()))
+        assert np.allclose(losses, alone()[0], rtol=CLOSE, atol=CLOSE), sizes
 
 
 class Odd(nn.Module):

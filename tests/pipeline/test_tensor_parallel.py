@@ -23,7 +23,7 @@ from minipipe.functional.parallel import (
     reduce_from,
 )
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import mpirun_together, needs_mpi, slowly
 
 SYMBOLS, WIDTH, LENGTH, MICROBATCHES = 12, 8, 5, 8
 IDS = np.random.default_rng(0).integers(0, SYMBOLS, (8, LENGTH))
@@ -202,12 +202,14 @@ def large_enough(sizes):
 
 @needs_mpi
 @pytest.mark.slow  # in short: test_over_mpi.py
-@pytest.mark.parametrize("sizes", [(2, 1, 2), *EIGHT])
-def test_so_it_is_over_mpi(sizes):
-    done = mpirun(int(np.prod(sizes)), "tests/pipeline/grid_over_mpi.py", *sizes)
-    assert done.code == 0, done.err
-    losses = list(map(float, done.out.split()))
-    assert np.allclose(losses, alone(**large_enough(sizes))[0], rtol=CLOSE, atol=CLOSE)
+@pytest.mark.parametrize("grids", [[(2, 1, 2)], EIGHT[:4], EIGHT[4:]], ids=str)
+def test_so_it_is_over_mpi(grids):
+    programs = {sizes: ("tests.pipeline.grid_over_mpi", *sizes) for sizes in grids}
+    printed = mpirun_together(int(np.prod(grids[0])), programs)
+    for sizes, text in printed.items():
+        expected = alone(**large_enough(sizes))[0]
+        losses = list(map(float, text.split()))
+        assert np.allclose(losses, expected, rtol=CLOSE, atol=CLOSE), sizes
 
 
 # -- values ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Stand-alone programs of ranks: what ``minipipe export`` writes.
+"""Stand-alone programs of ranks, which ``minipipe export`` writes.
 
 Reading order: `following.py` records steps of a program; `rank_file.py` writes the file
 of a rank, with `row.py` for its ``step``, `stage_source.py` for the functions of its

@@ -12,14 +12,14 @@ from minipipe.errors import ModelError
 
 
 class Constants:
-    """The constant arrays of a rank: their names, and the formulas of simple ones.
+    """The constant arrays of a rank, and formulas of simple ones.
 
     Attributes
     ----------
     arrays : dict of str to array
-        By name, those without a formula.
+        By name, the arrays without a formula.
     formulas : dict of str to str
-        By name, the formulas of the others.
+        By name, the formulas of the other arrays.
     """
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Constants:
         if isinstance(value, float):
             return f"float({str(value)!r})"
         if not isinstance(value, np.ndarray | np.generic):
-            kind = type(value).__name__
+            name = type(value).__name__
             message = (
-                f"A stage computes with a {kind}; a stand-alone file has only NumPy."
+                f"A stage computes with a {name}; a stand-alone file has only NumPy."
             )
             advice = "Export a model without such a layer."
             raise ModelError("unsupported", f"{message} {advice}")
@@ -50,14 +50,13 @@ class Constants:
         key = type(value), array.dtype, array.shape, array.strides, array.tobytes()
         if key in self._names:
             return self._names[key]
-        formula = _formula(value, array)
-        base = "constant" if formula is None else formula[0]
+        base, formula = _formula(value, array)
         number = sum(name.startswith(base) for name in self._names.values())
         name = self._names[key] = f"{base}{number or ''}"
-        if formula is None:
-            self.arrays[name] = array
+        if formula:
+            self.formulas[name] = formula
         else:
-            self.formulas[name] = formula[1]
+            self.arrays[name] = array
         return name
 
     def lines(self, source: str) -> Iterator[str]:
@@ -70,24 +69,29 @@ class Constants:
             yield f'{name} = saved["{name}"]'
 
 
-def _formula(value: Any, array: np.ndarray) -> tuple[str, str] | None:
-    """Return the beginning of a name, and a formula of equal bits, if there is one."""
+def _formula(value: Any, array: np.ndarray) -> tuple[str, str]:
+    """Return the prefix of a name, and a formula of equal bits; empty without one."""
+    no_formula = "constant", ""
     dtype = array.dtype.name
     if array.dtype.kind not in "fiub" or not array.flags.c_contiguous or not array.size:
-        return None
+        return no_formula
     first = array.flat[0].item()
     if array.dtype.kind == "i" and np.array_equal(array, np.arange(array.size)):
-        end = "" if dtype == "int64" else f', dtype="{dtype}"'
-        return "numbers", f"np.arange({array.size}{end})"
+        arguments = str(array.size)
+        if dtype != "int64":
+            arguments += f', dtype="{dtype}"'
+        return "numbers", f"np.arange({arguments})"
     is_uniform = array.tobytes() == np.full(array.shape, first, array.dtype).tobytes()
     if not is_uniform or not np.isfinite(first):
-        return None
+        return no_formula
     if array.ndim == 0 and isinstance(value, np.generic):
         return "number", f"np.{dtype}({first!r})"
     if array.ndim == 0:
         return "number", f'np.array({first!r}, "{dtype}")'
-    shape = array.size if array.ndim == 1 else array.shape
+    shape: Any = array.shape
+    if array.ndim == 1:
+        shape = array.size
     if first in (0, 1) and not np.signbit(first):
-        name = "ones" if first else "zeros"
+        name = ("zeros", "ones")[int(first)]
         return name, f'np.{name}({shape}, "{dtype}")'
     return "filled", f'np.full({shape}, {first!r}, "{dtype}")'

@@ -1,7 +1,7 @@
 """The lines of a trace as a person writes them.
 
-A trace has a line for each call of NumPy. Here views are written in the lines that use
-them, and checks are left out. Repeated parts are the subject of `units.py`.
+A trace has a line for each call of NumPy. Here views are inlined, and checks are left
+out. Repeated parts are the subject of `units.py`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MASKED = re.compile(
     r"\{(?P<result>v\d+)\} = \{(?P=c)\}\.view\(np\.float(?P=size)\)"
 )
 _RESHAPED = re.compile(r"\.reshape\((?:[^()]|\([^()]*\))*\)(?=\.reshape\()")
-_LONGEST = 76  # characters of a line with others in it
+_LONGEST = 76  # characters of a line with inlined ones
 
 
 class Writer:
-    """Makes statements of the lines of a trace.
+    """Converts the lines of a trace to statements.
 
     Parameters
     ----------
@@ -44,14 +44,14 @@ class Writer:
     gradients : sequence of str
         The names of the gradients of their uses.
     constants : Constants
-        Of the rank.
+        The constants of the rank.
     known : iterable of str
         The functions that statements may call, besides NumPy's.
 
     Attributes
     ----------
     helpers : set of str
-        Those that they call.
+        The known functions that they call.
     sections : dict of str to list of Statement
     results : dict of str to tuple of str
         By section, the names of its results.
@@ -59,7 +59,7 @@ class Writer:
     Raises
     ------
     ModelError
-        Code ``unsupported``: a function that a stand-alone file does not have.
+        Code ``unsupported``: a call of a function that a stand-alone file lacks.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Writer:
             elif not line.has_effect:
                 yield self._statement(line)
             elif not line.form.text.startswith("check_"):
-                what = line.form.text.partition("(")[0]
-                raise _unsupported(what, "which has an effect beyond its result")
+                called = line.form.text.partition("(")[0]
+                raise _unsupported(called, "which has an effect beyond its result")
 
     def _statement(self, line: Line) -> Statement:
         text = _UNIFORM.sub(r"uniform(\1, {layer:\2}, k, \3)", line.form.text)
@@ -113,7 +113,7 @@ class Writer:
         return Statement(text, line.makes, changes, line.layer, is_view)
 
     def _named(self, name: str, text: str, line: Line) -> str:
-        """Return what stands for a name: a placeholder, or a number."""
+        """Return the placeholder for a name, or a number."""
         if name[0] == "p":
             return f"{{w:{self._parameters[int(name[1:])]}}}"
         if name[0] != "c":
@@ -125,7 +125,7 @@ class Writer:
         return self._constants.name_of(value)
 
     def _number(self, value: object, line: Line) -> str:
-        """Return a constant as a number of Python, which takes the dtype of others."""
+        """Return a constant as a number of Python; empty if that changes a dtype."""
         if not isinstance(value, np.ndarray | np.generic) or value.shape != ():
             return ""
         others = [n for n in (*line.reads, *line.changes) if n[0] in "vxgp"]
@@ -134,7 +134,9 @@ class Writer:
         number = float(value)
         if not is_plain or not np.isfinite(number):
             return ""
-        return f"({number!r})" if np.signbit(number) else repr(number)
+        if np.signbit(number):
+            return f"({number!r})"
+        return repr(number)
 
     def _with_functions(self, text: str) -> str:
         """Write the functions of NumPy with their module."""
@@ -153,7 +155,7 @@ class Writer:
     # -- views -------------------------------------------------------------------------
 
     def _write_views_once(self, section: str) -> None:
-        """Leave out a view that an earlier line of the section has made."""
+        """Remove views that an earlier line of the section makes."""
         known: dict[str, str] = {}
         same: dict[str, str] = {}
         kept = []
@@ -169,36 +171,36 @@ class Writer:
         self.sections[section] = kept
         for later, statements in self.sections.items():
             self.sections[later] = [_renamed(each, same) for each in statements]
-        own = self.results[section]
-        self.results[section] = tuple(same.get(name, name) for name in own)
+        results = self.results[section]
+        self.results[section] = tuple(same.get(name, name) for name in results)
 
     def _inline(self, section: str) -> None:
         """Write a view, or the term of a gradient, in the line that uses it."""
         uses = self._uses()
-        found: list[Statement] = []
+        inlined: list[Statement] = []
         for each in self.sections[section]:
             for name in each.reads:
-                maker = next((s for s in found if s.makes == (name,)), None)
+                maker = next((s for s in inlined if s.makes == (name,)), None)
                 if maker is None or uses[name] > 1 or name in each.changes:
                     continue
-                if self._can_move(maker, each, found):
+                if self._can_move(maker, each, inlined):
                     text = _with(each.text, name, maker.expression)
                     each = replace(each, text=text, is_view=False)
-                    found.remove(maker)
-            found.append(replace(each, text=_RESHAPED.sub("", each.text)))
-        self.sections[section] = found
+                    inlined.remove(maker)
+            inlined.append(replace(each, text=_RESHAPED.sub("", each.text)))
+        self.sections[section] = inlined
 
     def _write_masks(self, section: str) -> None:
-        """Write the product of bits by which minipipe chooses numbers as a choice.
+        """Write a product of bits, by which minipipe selects numbers, as a selection.
 
         ``(v2.view(np.int32) * mask.astype(np.int32)).view(np.float32)`` has the bits of
         ``np.where(mask, v2, 0)``, in a quarter of the time.
         """
         uses = self._uses()
-        found = list[Statement]()
+        statements = list[Statement]()
         for each in self.sections[section]:
-            found.append(each)
-            last = found[-4:]
+            statements.append(each)
+            last = statements[-4:]
             match = _MASKED.fullmatch("\n".join(s.text for s in last))
             if match is None:
                 continue
@@ -207,16 +209,18 @@ class Writer:
                 continue
             mask, values, result = match.group("mask", "values", "result")
             text = f"{{{result}}} = np.where({mask}, {values}, 0)"
-            found[-4:] = [Statement(text, (result,), layer=each.layer)]
-        self.sections[section] = found
+            statements[-4:] = [Statement(text, (result,), layer=each.layer)]
+        self.sections[section] = statements
 
     def _can_move(
         self, maker: Statement, reader: Statement, before: Sequence[Statement]
     ) -> bool:
-        """Return whether a line may be computed in a later one that is short."""
-        is_of_one_layer = maker.layer == reader.layer  # else the last of many differs
-        is_one = maker.text.startswith(f"{{{maker.makes[0]}}} = ") and not maker.changes
-        if not is_one or not is_of_one_layer:
+        """Return whether a line may be inlined in a later one."""
+        is_of_one_layer = (
+            maker.layer == reader.layer
+        )  # else repeated layers would differ
+        is_assignment = maker.text.startswith(f"{{{maker.makes[0]}}} = ")
+        if not is_assignment or maker.changes or not is_of_one_layer:
             return False
         length = _length(maker.expression) + _length(reader.text)
         if length > _LONGEST:
@@ -228,30 +232,32 @@ class Writer:
         return not any(self._root(n) in roots for s in between for n in s.changes)
 
     def _uses(self) -> Counter[str]:
-        found: Counter[str] = Counter()
+        uses: Counter[str] = Counter()
         for statements in self.sections.values():
             for each in statements:
-                found.update(PLACEHOLDER.findall(each.expression or each.text))
+                uses.update(PLACEHOLDER.findall(each.expression or each.text))
         for results in self.results.values():
-            found.update(2 * results)
-        return found
+            uses.update(2 * results)  # twice, so that they are not inlined
+        return uses
 
     def _root(self, name: str) -> str:
         return self._trace.variables[name].root
 
 
 def _length(text: str) -> int:
-    return len(substituted(text, _shown))
+    return len(substituted(text, _of_typical_length))
 
 
-def _shown(name: str) -> str:
-    kind, _, rest = name.partition(":")
-    own = rest.partition(".")[2]  # of any layer, so that layers are written alike
-    return {"w": f'w["00.{own}"]', "d": f'"00.{own}"'}.get(kind, "v00")
+def _of_typical_length(name: str) -> str:
+    """Return a name that is as long in all layers: these are inlined alike."""
+    prefix, _, rest = name.partition(":")
+    parameter = rest.partition(".")[2]
+    names = {"w": f'w["00.{parameter}"]', "d": f'"00.{parameter}"'}
+    return names.get(prefix, "v00")
 
 
 def _with(text: str, name: str, value: str) -> str:
-    """Return a text with an expression in place of a name, in brackets if necessary."""
+    """Return a text with an expression in place of a name, in brackets if needed."""
     start = text.index(f"{{{name}}}")
     end = start + len(name) + 2
     before = text[:start]
@@ -276,13 +282,12 @@ def _has_operator(text: str) -> bool:
 def _renamed(each: Statement, names: Mapping[str, str]) -> Statement:
     if names.keys().isdisjoint(each.names):
         return each
-
     text = substituted(each.text, lambda name: f"{{{names.get(name, name)}}}")
     changes = tuple(names.get(name, name) for name in each.changes)
     return replace(each, text=text, changes=changes)
 
 
-def _unsupported(what: str, why: str) -> ModelError:
-    message = f"A stage calls {what}, {why}; a stand-alone file has only NumPy."
+def _unsupported(function: str, reason: str) -> ModelError:
+    message = f"A stage calls {function}, {reason}; a stand-alone file has only NumPy."
     advice = "Export a model without it; Pipeline.source() prints its program."
     return ModelError("unsupported", f"{message} {advice}")

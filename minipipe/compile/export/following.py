@@ -20,7 +20,7 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 
 MOST_EAGER_STEPS = 8
-"""So many steps may run before the first compiled one."""
+"""Steps that may run before the first compiled one."""
 
 
 class Follower:
@@ -31,11 +31,11 @@ class Follower:
     pipeline : Pipeline
         One that compiles.
     program : str
-        Its program, for a reader.
+        The name of its program, for a reader.
     num_steps : int
-        How many compiled steps to record.
+        The number of compiled steps to record.
     fail : function, optional
-        Gets the error of a step, such as of one that cannot be compiled.
+        Called with the error of a step, for example if it cannot be compiled.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class Follower:
         self._program = program
         self._num_steps = num_steps
         trainer = pipeline._trainer
-        compiler = None if trainer is None else trainer._run_schedule
+        compiler = getattr(trainer, "_run_schedule", None)
         if trainer is None or not isinstance(compiler, Compiler):
             message = "This pipeline is not compiled"
             raise ModelError(
@@ -68,7 +68,7 @@ class Follower:
         self._recording: Recording | None = None
         self._problem = ""
         self._num_eager = 0
-        self._own = {
+        self._parameters = {
             name: each.owner
             for stage in trainer.stages.values()
             for name, each in stage.parameters.items()
@@ -86,16 +86,18 @@ class Follower:
         return self._num_steps - len(self._recording.steps)
 
     def begin_step(self) -> bool:
-        """Look at the program before a step; return whether recording is complete."""
+        """Check the program before a step; return whether the recording is complete."""
         self._check()
-        self._pipeline._compiling.stop_repeating()  # past this object
+        self._pipeline._compiling.stop_repeating()  # it would bypass this object
         if self.is_complete:
             return True
         if self._recording is None and self._compiled is not None:
             self._recording = Recording(
                 program=self._program,
                 seed=0,
-                parameters={name: np.array(p.data) for name, p in self._own.items()},
+                parameters={
+                    name: np.array(p.data) for name, p in self._parameters.items()
+                },
                 optimiser="",
                 states={},
             )
@@ -105,16 +107,18 @@ class Follower:
         """Return the file of this rank."""
         self._check()
         if self._recording is None or not self.is_complete:
-            count = 0 if self._recording is None else len(self._recording.steps)
+            count = 0
+            if self._recording is not None:
+                count = len(self._recording.steps)
             message = (
                 f"The program ended after {count} of {self._num_steps} compiled steps"
             )
-            advice = "let it take more steps, or give a smaller --steps"
+            advice = "let it take more steps, or pass a smaller --steps"
             raise ArgumentError(f"{message}; {advice}.")
         recording = self._recording
         compiled = self._compiled
         assert compiled is not None
-        values = {name: np.asarray(p.data) for name, p in self._own.items()}
+        values = {name: np.asarray(p.data) for name, p in self._parameters.items()}
         recording.digest = digest_of(values)
         return RankFile(self._executor, compiled, self._pipeline._plan, recording)
 
@@ -128,7 +132,9 @@ class Follower:
     # -- steps -------------------------------------------------------------------------
 
     def _run(self, executor: Executor, steps: Sequence[Step]) -> None:
-        step = None if self._recording is None else self._begun(executor)
+        step = None
+        if self._recording is not None:
+            step = self._begun(executor)
         try:
             self._compiler(executor, steps)
         except Exception as error:
@@ -137,9 +143,9 @@ class Follower:
         program = self._compiler.program
         if step is not None and self._recording is not None:
             if program is not self._compiled:
-                given = f"step {step.number} {self._compiler.report}"
-                expected = "expected compiled steps alike; give fewer --steps"
-                self._problem = f"The batches differ: {given}; {expected}"
+                actual = f"step {step.number} {self._compiler.report}"
+                advice = "expected equal compiled steps; pass fewer --steps"
+                self._problem = f"The batches differ: {actual}; {advice}"
             self._recording.seed = executor.batch.seed
             self._recording.num_threads = blas_threads()
             self._recording.sizes = executor.batch.sizes
@@ -159,24 +165,27 @@ class Follower:
     def _begun(self, executor: Executor) -> RecordedStep:
         batch = executor.batch
         if batch.objective.scale != 1:
-            self._problem = "The program scales its loss; export knows no loss scale"
-        inputs = self._arrays(batch.inputs) if 0 in executor.stages else {}
-        last = executor.program.num_stages - 1
-        targets = (
-            self._arrays(batch.objective.targets) if last in executor.stages else {}
-        )
+            self._problem = (
+                "The program scales its loss; export does not support loss scales"
+            )
+        inputs = dict[int, np.ndarray]()
+        targets = dict[int, np.ndarray]()
+        if 0 in executor.stages:
+            inputs = self._arrays(batch.inputs)
+        if executor.program.num_stages - 1 in executor.stages:
+            targets = self._arrays(batch.objective.targets)
         return RecordedStep(batch.training_step, inputs, targets, [])
 
     def _arrays(self, parts: Any) -> dict[int, np.ndarray]:
         """Return copies of the arrays of microbatches."""
-        found: dict[int, np.ndarray] = {}
+        copies: dict[int, np.ndarray] = {}
         for k, part in enumerate(parts or ()):
             if len(part.arrays) > 1:
-                given = "A batch has several arrays of inputs or of targets"
-                self._problem = f"{given}; expected one of each"
+                message = "A batch has several arrays of inputs or of targets"
+                self._problem = f"{message}; expected one of each"
             if part.arrays:
-                found[k] = np.array(part.arrays[0])
-        return found
+                copies[k] = np.array(part.arrays[0])
+        return copies
 
     def _weights(self, executor: Executor) -> list[float]:
         objective = executor.batch.objective
@@ -196,30 +205,32 @@ class Follower:
         recording = self._recording
         if recording is None or not recording.steps:
             return
-        names = {id(owner): name for name, owner in self._own.items()}
-        own = [names.get(id(each.owner)) for each in optimiser.parameters]
-        if own and not any(own):
+        names = {id(owner): name for name, owner in self._parameters.items()}
+        updated = [names.get(id(each.owner)) for each in optimiser.parameters]
+        if updated and not any(updated):
             return  # of another model
-        trained = {name for name, each in self._own.items() if each.requires_grad}
+        trained = {
+            name for name, each in self._parameters.items() if each.requires_grad
+        }
         self._problem = _problem_with(optimiser) or self._problem
-        if missing := sorted(trained - {*own}):
-            given = f"The optimiser does not have {', '.join(missing)}"
-            self._problem = f"{given}; expected all that are trained"
+        if missing := sorted(trained - {*updated}):
+            message = f"The optimiser does not have {', '.join(missing)}"
+            self._problem = f"{message}; expected all that are trained"
         if self._problem:
             return
         if not recording.optimiser:
             recording.optimiser = type(optimiser).__name__
             states = optimiser.state_dict()["states"]
-            recording.states = {n: state for n, state in zip(own, states) if n}
+            recording.states = {n: state for n, state in zip(updated, states) if n}
         numbers = dict(optimiser.groups[0].hyper_parameters)
         recording.steps[-1].updates.append(numbers)
 
 
 def _problem_with(optimiser: Optimiser) -> str:
     """Return why an optimiser cannot be exported; empty if it can."""
-    kind = type(optimiser)
-    if kind.__module__ != Optimiser.__module__.replace("optimiser", "rules"):
-        return f"The optimiser is {kind.__name__}; expected {', '.join(UPDATES)}"
+    cls = type(optimiser)
+    if cls.__module__ != Optimiser.__module__.replace("optimiser", "rules"):
+        return f"The optimiser is {cls.__name__}; expected {', '.join(UPDATES)}"
     if len(optimiser.groups) > 1:
         advice = "expected one, of pipeline.parameters()"
         return f"The optimiser has several groups of parameters; {advice}"
@@ -230,15 +241,15 @@ def _problem_between(steps: Sequence[RecordedStep]) -> str:
     """Return why the updates after some steps cannot be exported; empty if they can."""
     for step in steps:
         if len(step.updates) != 1 or len(step.limits) > 1:
-            given = f"{len(step.updates)} updates and {len(step.limits)} clippings"
+            actual = f"{len(step.updates)} updates and {len(step.limits)} clippings"
             expected = "expected one update, and at most one clipping"
-            return f"Step {step.number} is followed by {given}; {expected}"
+            return f"Step {step.number} is followed by {actual}; {expected}"
         if step.limits != steps[0].limits:
             return "Gradients are clipped to several norms; expected one norm"
         fixed = [{**each.updates[0], "learning_rate": 0} for each in (step, steps[0])]
         if fixed[0] != fixed[1]:
-            given = "Numbers of the optimiser besides the learning rate change"
-            return f"{given}: {fixed[1]}, then {fixed[0]}; expected the same"
+            message = "Numbers of the optimiser besides the learning rate change"
+            return f"{message}: {fixed[1]}, then {fixed[0]}; expected the same"
     return ""
 
 
@@ -314,7 +325,7 @@ def files_of(
     Raises
     ------
     ArgumentError, ModelError, ScheduleError
-        Codes ``value`` and ``unsupported``, for what cannot be exported.
+        Codes ``value`` and ``unsupported``: the program cannot be exported.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The frame of a stand-alone file: its head, the update, and the steps at its end."""
+"""The frame of a stand-alone file: its head, the update, and the training steps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Frame:
     program : Program
     rank : int
     stages : sequence of int
-        Of the rank.
+        The stages of the rank.
     """
 
     def __init__(
@@ -71,19 +71,18 @@ class Frame:
         self._program = program
         self._rank = rank
         self._stages = sorted(stages)
-        limits = recording.steps[0].limits
-        self._limit = limits[0] if limits else None
+        self._limit = next(iter(recording.steps[0].limits), None)
 
     def head(self) -> Iterator[str]:
-        """Yield the docstring, the imports, and what every file loads."""
+        """Yield the docstring, the imports, and the arrays of every file."""
         size = self._program.num_ranks
         text = _DOCSTRING.replace("RANK", str(self._rank)).replace("SIZE", str(size))
         text = text.replace("COMMAND", _command(size)).replace("ORIGIN", self._origin())
         yield text
         imports = _IMPORTS.replace("COUNT", str(self._recording.num_threads))
-        maths = "" if self._limit is None else "from math import fsum, sqrt\n"
-        mpi = "from mpi4py import MPI\n" if size > 1 else ""
-        yield imports.replace("MATHS\n", maths).replace("MPI\n", mpi)
+        has_clip = self._limit is not None
+        imports = imports.replace("MATHS\n", "from math import fsum, sqrt\n" * has_clip)
+        yield imports.replace("MPI\n", "from mpi4py import MPI\n" * (size > 1))
 
     def _origin(self) -> str:
         count = self._program.num_microbatches
@@ -91,17 +90,17 @@ class Frame:
         program = f"Program: {self._recording.program}, schedule {table}"
         here = "no stage"
         if self._stages:
-            kind = "stages" if len(self._stages) > 1 else "stage"
-            own = " and ".join(map(str, self._stages))
-            here = f"{kind} {own} of {self._program.num_stages}"
+            noun = "stage" + "s" * (len(self._stages) > 1)
+            numbers = " and ".join(map(str, self._stages))
+            here = f"{noun} {numbers} of {self._program.num_stages}"
         text = f"Written by minipipe export. {program}, {count} microbatches."
         return fill(f"{text} This rank has {here}.", WIDTH)
 
     def state(self) -> Iterator[str]:
-        """Yield what the optimiser has kept, and its learning rates."""
+        """Yield the states of the optimiser, and its learning rates."""
         states = self._recording.states.values()
-        for kind in sorted({kind for state in states for kind in state}):
-            yield f'{kind} = saved_as("{kind}/")'
+        for name in sorted({name for state in states for name in state}):
+            yield f'{name} = saved_as("{name}/")'
         rates = [step.updates[0]["learning_rate"] for step in self._recording.steps]
         yield "# The learning rate of each step."
         yield from wrapped(f"rates = {rates}", 0)
@@ -112,14 +111,16 @@ class Frame:
         Parameters
         ----------
         owners : mapping of str to int
-            By parameter, the rank on which its gradient counts for the norm.
+            By parameter, the rank that adds its gradient to the norm.
         """
         if self._limit is not None:
             others = [n for n in self._recording.parameters if owners[n] != self._rank]
-            where = f" if name not in {others}" if others else ""
+            condition = ""
             if len(others) == len(self._recording.parameters):
-                where = " if False"  # another replica counts them
-            text = CLIP.replace("OTHERS", where)
+                condition = " if False"  # another replica adds them
+            elif others:
+                condition = f" if name not in {others}"
+            text = CLIP.replace("OTHERS", condition)
             if self._program.num_ranks == 1:
                 text = text.replace("sum(comm.allgather(squares), [])", "squares")
             yield text
@@ -129,7 +130,7 @@ class Frame:
 
     def end(
         self,
-        given: Sequence[str],
+        batch: Sequence[str],
         draws: bool,
         has_loss: bool,
         has_weights: bool,
@@ -139,8 +140,8 @@ class Frame:
 
         Parameters
         ----------
-        given : sequence of str
-            The letters of the arguments of ``step``.
+        batch : sequence of str
+            The letters of the arrays of a batch, which ``step`` takes.
         draws : bool
             Whether the step draws random numbers.
         has_loss : bool
@@ -148,10 +149,10 @@ class Frame:
         has_weights : bool
             Whether it takes the weights of the microbatches.
         is_part : bool
-            Whether other replicas have the other part of the loss.
+            Whether the loss is a part of the loss of all replicas.
         """
         steps = self._recording.steps
-        arguments = [f'saved[f"{letter}{{n}}"]' for letter in given]
+        arguments = [f'saved[f"{letter}{{n}}"]' for letter in batch]
         arguments += ['saved["weights"][n]'] * has_weights
         call = f"step({', '.join(arguments)})"
         yield f"for n in range({len(steps)}):"
@@ -159,8 +160,10 @@ class Frame:
             yield f"    training_step = {steps[0].number} + n"
         if has_loss:
             yield f"    loss = {call}"
-            what = f"rank {self._rank}'s part of the loss" if is_part else "loss"
-            yield f'    print(f"step {{n}}: {what} {{loss:.6f}}")'
+            name = "loss"
+            if is_part:
+                name = f"rank {self._rank}'s part of the loss"
+            yield f'    print(f"step {{n}}: {name} {{loss:.6f}}")'
         else:
             yield f"    {call}"
         if self._limit is not None:
@@ -174,15 +177,15 @@ class Frame:
 
 
 def _command(size: int) -> str:
-    """Return a command for all ranks, on as many lines as it needs."""
+    """Return a command for all ranks, on one or several lines."""
     if size == 1:
         return "python rank0.py"
     lines = ["mpirun -n 1 python rank0.py"]
     for rank in range(1, size):
-        own = f"-n 1 python rank{rank}.py"
-        if len(f"{lines[-1]} : {own}") > WIDTH - 8:
+        command = f"-n 1 python rank{rank}.py"
+        if len(f"{lines[-1]} : {command}") > WIDTH - 8:
             lines[-1] += " : \\\\"
-            lines.append(f"        {own}")
+            lines.append(f"        {command}")
         else:
-            lines[-1] += f" : {own}"
+            lines[-1] += f" : {command}"
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Loops for the regular parts of a row.
 
-The steady state of 1F1B with 16 microbatches is a loop with a turn of two lines::
+The steady state of 1F1B with 16 microbatches is a loop with a body of two lines::
 
     for k in range(1, 16):
         send(1, X1 + k, forward_0(k, x[k]))
@@ -15,18 +15,18 @@ from collections.abc import Iterator, Sequence
 STRAIGHT = 8
 """The most microbatches whose row has no loop."""
 
-_LEAST_TURNS = 4  # of a loop
-_LONGEST_TURN = 8  # lines
+_LEAST_TURNS = 4  # iterations of a loop
+_LONGEST_TURN = 8  # lines of a body
 _NUMBER = re.compile("\x00(\\d+)\x00")
 
 
 def number(k: int) -> str:
-    """Return the number of a microbatch, marked: a loop may replace it."""
+    """Return the number of a microbatch, with marks by which a loop replaces it."""
     return f"\x00{k}\x00"
 
 
 def with_loops(rows: Sequence[str], has_loops: bool) -> Iterator[str]:
-    """Yield statements: lines, and loops of lines that are repeated.
+    """Yield statements: lines, and loops of repeated lines.
 
     Parameters
     ----------
@@ -44,7 +44,9 @@ def with_loops(rows: Sequence[str], has_loops: bool) -> Iterator[str]:
     """
     i = 0
     while i < len(rows):
-        size, turns = _loop_at(rows, i) if has_loops else (1, 1)
+        size = turns = 1
+        if has_loops:
+            size, turns = _loop_at(rows, i)
         turn = rows[i : i + size]
         numbers = _NUMBER.findall("".join(turn))
         if turns < _LEAST_TURNS or not numbers:
@@ -59,7 +61,7 @@ def with_loops(rows: Sequence[str], has_loops: bool) -> Iterator[str]:
 
 
 def _loop_at(rows: Sequence[str], i: int) -> tuple[int, int]:
-    """Return the size and number of the turns of the best loop from a place on."""
+    """Return the size of the body and the turns of the best loop at a position."""
     best = 1, 1
     for size in range(1, _LONGEST_TURN + 1):
         turns = 1
@@ -71,7 +73,7 @@ def _loop_at(rows: Sequence[str], i: int) -> tuple[int, int]:
 
 
 def _is_turn(rows: Sequence[str], i: int, size: int, turns: int) -> bool:
-    """Return whether another turn follows some turns."""
+    """Return whether a loop at a position has another turn."""
     start = i + size * turns
     if start + size > len(rows):
         return False
@@ -80,16 +82,18 @@ def _is_turn(rows: Sequence[str], i: int, size: int, turns: int) -> bool:
 
 
 def _shifted(row: str, by: int) -> str:
-    return _NUMBER.sub(lambda found: number(int(found[1]) + by), row)
+    return _NUMBER.sub(lambda match: number(int(match[1]) + by), row)
 
 
 def _relative_to(first: int, row: str) -> str:
-    """Return a line of a turn that begins with microbatch ``first``."""
-    return _NUMBER.sub(lambda found: relative("k", int(found[1]) - first), row)
+    """Return a line of a body whose first turn has microbatch ``first``."""
+    return _NUMBER.sub(lambda match: relative("k", int(match[1]) - first), row)
 
 
 def relative(name: str, offset: int) -> str:
-    """Return a number as an expression of another one, which has a name."""
-    if not offset:
-        return name
-    return f"{name} {'+' if offset > 0 else '-'} {abs(offset)}"
+    """Return the sum of a variable and a number as an expression."""
+    if offset > 0:
+        return f"{name} + {offset}"
+    if offset < 0:
+        return f"{name} - {-offset}"
+    return name

@@ -1,11 +1,11 @@
-"""One function for microbatches of several sizes, from functions of one size each.
+"""Merges the functions for microbatches of several sizes into one function.
 
 With 4 and with 3 samples the same layer has the lines ::
 
     add_gradient("0.bias", np.ones(4, "float32").dot(g))
     add_gradient("0.bias", np.ones(3, "float32").dot(g))
 
-and they become one, in which 4 and 3 are ``n``.
+which become one line with ``n`` for 4 and 3.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _TOKEN = re.compile(r'"[^"]*"|\d+\.\d+(?:e[-+]?\d+)?|\w+|\s+|.', re.DOTALL)
 def merged(
     sources: Sequence[str], sizes: Sequence[int], formulas: Mapping[str, str]
 ) -> str | None:
-    """Return one source for all; None if they differ in more than the size.
+    """Return one source for all sizes; None if the sources differ otherwise.
 
     Parameters
     ----------
     sources : sequence of str
     sizes : sequence of int
-        What ``n`` is in each.
+        The value of ``n`` in each source.
     formulas : mapping of str to str
-        Of constants, by their names.
+        The formulas of constants, by name.
 
     Examples
     --------
@@ -38,14 +38,16 @@ def merged(
     rows = [_TOKEN.findall(source) for source in sources]
     if len({len(row) for row in rows}) > 1:
         return None
-    found = [_one(tokens, sizes, formulas) for tokens in zip(*rows)]
-    return None if None in found else "".join(map(str, found))
+    tokens = [_one(alternatives, sizes, formulas) for alternatives in zip(*rows)]
+    if None in tokens:
+        return None
+    return "".join(map(str, tokens))
 
 
 def _one(
     tokens: Sequence[str], sizes: Sequence[int], formulas: Mapping[str, str]
 ) -> str | None:
-    """Return what stands for tokens at the same place."""
+    """Return the token for tokens at the same place; None if there is none."""
     if len({*tokens}) == 1:
         return tokens[0]
     if all(token in formulas for token in tokens):
@@ -57,4 +59,6 @@ def _one(
     factor = factors.pop()
     if factors or factor != int(factor):
         return None
-    return "n" if factor == 1 else f"({int(factor)} * n)"
+    if factor == 1:
+        return "n"
+    return f"({int(factor)} * n)"

@@ -12,20 +12,20 @@ class Names:
     Parameters
     ----------
     layer : int or None
-        In the function of a repeated part, the layer of its first call.
+        The layer of the first call, in the function of repeated layers.
     """
 
     def __init__(self, layer: int | None) -> None:
-        self.own: dict[str, str] = {}
+        self.local: dict[str, str] = {}
         self._layer = layer
 
     def of(self, name: str) -> str:
-        """Return the name of a variable; a new one for a new variable."""
-        if name not in self.own:
-            used = set(self.own.values())
+        """Return the name of a variable, which may be new."""
+        if name not in self.local:
+            used = set(self.local.values())
             number = next(n for n in range(len(used) + 1) if f"v{n}" not in used)
-            self.own[name] = f"v{number}"
-        return self.own[name]
+            self.local[name] = f"v{number}"
+        return self.local[name]
 
     def written(self, statement: Statement) -> str:
         """Return a statement with the names of this function."""
@@ -34,17 +34,24 @@ class Names:
         return written(statement.text, self._written)
 
     def _written(self, name: str) -> str:
-        kind, _, rest = name.partition(":")
-        if kind == "layer":
-            return str(rest) if self._layer is None else self._relative(int(rest))
-        if kind not in ("w", "d"):
-            return self.of(name)
-        text = f'"{rest}"'
-        if self._layer is not None:
-            layer, _, own = rest.partition(".")
-            text = f'f"{{{self._relative(int(layer))}}}.{own}"'
-        return f"w[{text}]" if kind == "w" else text
+        prefix, _, rest = name.partition(":")
+        if prefix == "layer":
+            return self._number(int(rest))
+        if prefix == "w":
+            return f"w[{self._quoted(rest)}]"
+        if prefix == "d":
+            return self._quoted(rest)
+        return self.of(name)
 
-    def _relative(self, layer: int) -> str:
-        assert self._layer is not None
+    def _quoted(self, parameter: str) -> str:
+        """Return the name of a parameter such as ``2.bias`` as an expression."""
+        if self._layer is None:
+            return f'"{parameter}"'
+        layer, _, rest = parameter.partition(".")
+        return f'f"{{{self._number(int(layer))}}}.{rest}"'
+
+    def _number(self, layer: int) -> str:
+        """Return the number of a layer, or its distance from the argument ``layer``."""
+        if self._layer is None:
+            return str(layer)
         return relative("layer", layer - self._layer)

@@ -1,8 +1,8 @@
 """A stand-alone program of a rank: one file with NumPy and mpi4py alone.
 
-It computes what the compiled program of the rank computes, with the same bits. For a
-reader it is simpler: arrays are allocated anew, receives begin where their values are
-used, and there are no headers, checks and handshakes.
+It computes the same bits as the compiled program of the rank, but is simpler to read:
+arrays are allocated anew, receives begin where their values are used, and there are no
+headers, checks and handshakes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RankFile:
     Parameters
     ----------
     executor : Executor
-        Of the training steps.
+        The executor of training steps.
     compiled : CompiledRow
     plan : Plan
     recording : Recording
@@ -48,7 +48,7 @@ class RankFile:
     ----------
     source : str
     arrays : dict of str to array
-        What the program loads.
+        The arrays that the program loads.
 
     Raises
     ------
@@ -69,8 +69,8 @@ class RankFile:
         self._constants = Constants()
         self._functions = Functions()
         self._helpers: set[str] = set()
-        self.has_sizes = False  # of microbatches, which functions read
-        self._uses: dict[str, dict[int, str]] = {}  # of shared parameters, gradients
+        self.has_sizes = False  # whether functions read the sizes of microbatches
+        self._uses: dict[str, dict[int, str]] = {}  # gradients of shared parameters
         sources = self._stage_sources(compiled.recorders)
         form = recording.form
         self._row = RowSource(
@@ -100,62 +100,64 @@ class RankFile:
         self, recorders: Mapping[int, Recorder]
     ) -> dict[tuple[int, int], StageSource]:
         """Return the functions of stages, by stage and microbatch."""
-        found: dict[tuple[int, int], StageSource] = {}
+        result: dict[tuple[int, int], StageSource] = {}
         for stage, recorder in recorders.items():
-            kinds = list({id(r): r for r in recorder.recording_of.values()}.values())
-            made = self._merged(stage, recorder, kinds)
-            if made is None:
-                made = [
+            distinct = {id(each): each for each in recorder.recording_of.values()}
+            recordings = list(distinct.values())
+            sources = self._merged(stage, recorder, recordings)
+            if sources is None:
+                sources = [
                     self._stage_source(
-                        f"{stage}{suffix_of(i)}", stage, recorder, kind, self._functions
+                        f"{stage}{suffix_of(i)}", stage, recorder, each, self._functions
                     )
-                    for i, kind in enumerate(kinds)
+                    for i, each in enumerate(recordings)
                 ]
-            of_kind = dict(zip(map(id, kinds), made))
+            by_recording = dict(zip(distinct, sources))
             for k, recorded in recorder.recording_of.items():
-                found[stage, k] = of_kind[id(recorded)]
-        return found
+                result[stage, k] = by_recording[id(recorded)]
+        return result
 
     def _stage_source(
         self,
         name: str,
         stage: int,
         recorder: Recorder,
-        kind: Recorded,
+        recorded: Recorded,
         functions: Functions,
     ) -> StageSource:
         model = self._plan.model.layers
         layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
         parameters, gradients = self._names(stage, recorder)
-        writer = Writer(kind.trace, parameters, gradients, self._constants, HELPERS)
+        trace = recorded.trace
+        writer = Writer(trace, parameters, gradients, self._constants, HELPERS)
         self._helpers |= writer.helpers
-        return StageSource(writer, kind.trace, name, layers, functions)
+        return StageSource(writer, trace, name, layers, functions)
 
     def _merged(
-        self, stage: int, recorder: Recorder, kinds: Sequence[Recorded]
+        self, stage: int, recorder: Recorder, recordings: Sequence[Recorded]
     ) -> list[StageSource] | None:
-        """Return one source for kinds that differ in size alone; None otherwise."""
+        """Return the sources of recordings that differ only in size; None otherwise."""
         all_sizes = self._recording.sizes
-        sizes = [all_sizes[kind.microbatch] for kind in kinds]
-        if len(kinds) < 2 or len({*sizes}) < len(sizes):
+        sizes = [all_sizes[each.microbatch] for each in recordings]
+        if len(recordings) < 2 or len({*sizes}) < len(sizes):
             return None
-        functions = [Functions() for _ in kinds]
-        made = [
-            self._stage_source(f"{stage}", stage, recorder, kind, own)
-            for kind, own in zip(kinds, functions)
+        functions = [Functions() for _ in recordings]
+        sources = [
+            self._stage_source(f"{stage}", stage, recorder, recorded, target)
+            for recorded, target in zip(recordings, functions)
         ]
-        if len({tuple(own.parts) for own in functions}) > 1:
+        if len({tuple(each.parts) for each in functions}) > 1:
             return None
         for name, (parameters, _) in functions[0].parts.items():
-            same = ["\n".join(own.parts[name][1]) for own in functions]
-            text = merged(same, sizes, self._constants.formulas)
+            bodies = ["\n".join(each.parts[name][1]) for each in functions]
+            text = merged(bodies, sizes, self._constants.formulas)
             if text is None:
                 return None
-            begin = ["n = sizes[k]"] * (text != same[0])
+            begin = ["n = sizes[k]"] * (text != bodies[0])
             functions[0].parts[name] = parameters, [*begin, text]
         self._functions.update(functions[0])
         self.has_sizes = True
-        return made
+        return sources
 
     def _names(self, stage: int, recorder: Recorder) -> tuple[list[str], list[str]]:
         """Return the names of a stage's parameters, and of their gradients."""
@@ -174,23 +176,23 @@ class RankFile:
             gradients.append(name)
         return names, gradients
 
-    # -- what is loaded ----------------------------------------------------------------
+    # -- the arrays --------------------------------------------------------------------
 
     def _saved(self) -> dict[str, np.ndarray]:
         recording = self._recording
-        found = {f"w/{name}": each for name, each in recording.parameters.items()}
+        arrays = {f"w/{name}": each for name, each in recording.parameters.items()}
         for name, state in recording.states.items():
-            for kind, value in state.items():
-                found[f"{kind}/{name}"] = np.asarray(value)
+            for key, value in state.items():
+                arrays[f"{key}/{name}"] = np.asarray(value)
         for n, step in enumerate(recording.steps):
             for letter, parts in (("x", step.inputs), ("y", step.targets)):
                 if parts:
-                    found[f"{letter}{n}"] = np.concatenate(list(parts.values()))
-        found |= self._constants.arrays
+                    arrays[f"{letter}{n}"] = np.concatenate(list(parts.values()))
+        arrays |= self._constants.arrays
         if self._has_weights:
             rows = [step.weights for step in recording.steps]
-            found["weights"] = np.array(rows)
-        return found
+            arrays["weights"] = np.array(rows)
+        return arrays
 
     @property
     def _has_weights(self) -> bool:
@@ -217,18 +219,18 @@ class RankFile:
             yield f"\n\n{text}"
         yield "\n"
         draws = "uniform" in self._helpers
-        given = [letter for letter, has in row.batch if has]
+        batch = [letter for letter, is_read in row.batch if is_read]
         has_weights = row.has_loss and self._has_weights
         is_part = len(row.batch_form.targets) < program.num_microbatches
-        yield from frame.end(given, draws, row.has_loss, has_weights, is_part)
+        yield from frame.end(batch, draws, row.has_loss, has_weights, is_part)
 
     def _globals(self, body: str) -> Iterator[str]:
         """Yield the dicts and constants of the functions."""
         kept = list(self._functions.kept)
         if kept:
             values = ", ".join(["{}"] * len(kept))
-            what = "by stage or layer, and microbatch"
-            yield f"{', '.join(kept)} = {values}  # {what}"
+            comment = "by stage or layer, and microbatch"
+            yield f"{', '.join(kept)} = {values}  # {comment}"
         if "end_block(" in self._row.source:
             yield "blocks = {}  # by layers, the gradients of blocks of microbatches"
         yield from self._row.constants()
@@ -240,7 +242,7 @@ class RankFile:
             yield HELPERS[name].replace("SEED", str(self._recording.seed))
         texts = {"add_gradient": GRADIENTS, **MESSAGES}
         needed = [name for name in texts if f"{name}(" in used]
-        own = "".join(texts[name] for name in needed)
+        bodies = "".join(texts[name] for name in needed)
         for name, text in texts.items():
-            if name in needed or f" {name}(" in own:
+            if name in needed or f" {name}(" in bodies:
                 yield text

@@ -31,16 +31,16 @@ class BatchForm(NamedTuple):
 
 @dataclass
 class RecordedStep:
-    """A training step of a program on one rank, and what followed until the next one.
+    """A training step of a program on one rank, and the calls before the next step.
 
     Attributes
     ----------
     number : int
-        How many steps the pipeline has taken before.
+        The number of earlier steps of the pipeline.
     inputs, targets : dict of int to array
         By microbatch; empty if the rank does not read them.
     weights : list of float
-        Of the losses of the microbatches; empty on ranks without a loss.
+        The weights of the losses of microbatches; empty on ranks without a loss.
     limits : list of float
         The norms to which gradients were clipped.
     updates : list of dict
@@ -62,22 +62,22 @@ class Recording:
     Attributes
     ----------
     program : str
-        What was run, for a reader.
+        The name of the program, for a reader.
     seed : int
-        Of the random numbers of layers.
+        The seed of the random numbers of layers.
     parameters : dict of str to array
-        Before the first step.
+        Their values before the first step.
     optimiser : str
         The name of its class.
     states : dict of str to dict
-        By parameter, what the optimiser kept for it before the first step.
+        By parameter, the state of the optimiser before the first step.
     steps : list of RecordedStep
     sizes : tuple of int
         The numbers of samples of the microbatches.
     num_threads : int
-        Of the library for matrix products.
+        The threads of the library for matrix products.
     digest : str
-        Of the parameters after the last step.
+        The digest of the parameters after the last step.
     """
 
     program: str
@@ -96,8 +96,9 @@ class Recording:
         first = self.steps[0]
         inputs = {k: len(array) for k, array in first.inputs.items()}
         targets = {k: len(array) for k, array in first.targets.items()}
-        is_constant = all(step.weights == first.weights for step in self.steps)
-        weights = first.weights if is_constant else None
+        weights = None
+        if all(step.weights == first.weights for step in self.steps):
+            weights = first.weights
         return BatchForm(self.sizes, inputs, targets, weights)
 
 
@@ -109,7 +110,7 @@ def digest_of(parameters: Mapping[str, np.ndarray]) -> str:
     >>> digest_of({"0.weight": np.zeros(2, np.float32)})
     'af5570f5a1810b7a'
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(parameters):
-        found.update(parameters[name].tobytes())
-    return found.hexdigest()[:16]
+        digest.update(parameters[name].tobytes())
+    return digest.hexdigest()[:16]

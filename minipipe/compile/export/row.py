@@ -83,9 +83,13 @@ class RowSource:
         batch: BatchForm,
         has_sizes: bool,
     ) -> None:
-        self.batch_form, self._has_sizes = batch, has_sizes
-        self._executor, self._recorders, self._sources = executor, recorders, sources
-        self._plan, self._uses = plan, uses
+        self.batch_form = batch
+        self._has_sizes = has_sizes
+        self._executor = executor
+        self._recorders = recorders
+        self._sources = sources
+        self._plan = plan
+        self._uses = uses
         self._num_stages = executor.program.num_stages
         self._count = executor.program.num_microbatches
         last = self._num_stages - 1
@@ -96,35 +100,39 @@ class RowSource:
         self._pending: tuple[Any, str] | None = None
         self._expressions: dict[Any, str] = {}
         self._rows: list[str] = []
-        self._noted = Counter[int]()  # by stage, the gradients of microbatches
+        self._noted = Counter[int]()  # by stage, microbatches with a gradient
         self._block_sizes: dict[int, int] = {}
-        self._sums: list[str] = []  # lines that wait for other replicas
-        for binding in executor.bindings:
+        self._reductions: list[str] = []  # lines that wait for other replicas
+        self._add_instructions()
+        self._check_reductions()
+        parameters = [letter for letter, is_read in self.batch if is_read]
+        if self.has_loss and batch.weights is None:
+            parameters.append("weights")
+        self.source = function("step", parameters, self._statements())
+
+    def _check_reductions(self) -> None:
+        """Refuse reductions over blocks or replicas with shared parameters."""
+        text = "\n".join(self._rows)
+        has_reductions = "end_block(" in text or bool(self._reductions)
+        if has_reductions and (self._uses or self._plan.shared):
+            message = "Gradients are added over replicas or blocks of microbatches"
+            advice = "export supports that only without shared parameters"
+            raise ModelError("unsupported", f"{message}; {advice}.")
+
+    # -- instructions ------------------------------------------------------------------
+
+    def _add_instructions(self) -> None:
+        for binding in self._executor.bindings:
             if not binding.action.kind.declaration.of_rank:
                 self._add(binding)
         self._flush()
         for stage in [*self._block_sizes]:
             self._join_blocks(stage)
-        self._rows += self._sums
-        self._check_sums()
-        given = [letter for letter, has in self.batch if has]
-        if self.has_loss and batch.weights is None:
-            given.append("weights")
-        self.source = function("step", given, self._statements())
-
-    def _check_sums(self) -> None:
-        """Refuse sums over blocks or replicas with shared parameters."""
-        text = "\n".join(self._rows)
-        has_sums = "end_block(" in text or bool(self._sums)
-        if has_sums and (self._uses or self._plan.shared):
-            message = "Gradients are added over replicas or blocks of microbatches"
-            advice = "export knows that only without shared parameters"
-            raise ModelError("unsupported", f"{message}; {advice}.")
-
-    # -- instructions ------------------------------------------------------------------
+        self._rows += self._reductions
 
     def _add(self, binding: Binding) -> None:
-        action, kind = binding.action, binding.action.kind
+        action = binding.action
+        kind = action.kind
         if kind in (RECV_F, RECV_B):
             self._receive(binding)
         elif kind in (SEND_F, SEND_B):
@@ -135,7 +143,7 @@ class RowSource:
             self._compute(binding)
             self._note_block(binding)
         else:
-            message = f"The schedule has {action}, and export does not know {kind}."
+            message = f"The schedule has {action}, but export does not support {kind}."
             advice = "Export the program without it."
             raise ScheduleError.of(Code.UNSUPPORTED, f"{message} {advice}")
 
@@ -161,9 +169,9 @@ class RowSource:
         self._join_blocks(action.stage)
         ranks = list(self._executor.program.ranks_of(action.stage))
         tag = _FIRST_TAG_OF_SUMS + action.stage
-        given = f"{self._plan.partition[action.stage]}, {ranks}, {tag}"
-        self._rows.append(f"send_gradients({given})")
-        self._sums.append(f"add_replicas({given})")
+        arguments = f"{self._plan.partition[action.stage]}, {ranks}, {tag}"
+        self._rows.append(f"send_gradients({arguments})")
+        self._reductions.append(f"add_replicas({arguments})")
 
     def _join_blocks(self, stage: int) -> None:
         if self._block_sizes.pop(stage, 0):
@@ -172,28 +180,29 @@ class RowSource:
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
         recorded = self._recorders[stage].recording_of[k]
-        form = recorded.received if kind is RECV_F else recorded.result
+        form = recorded.result
+        if kind is RECV_F:
+            form = recorded.received
         shape, dtype = self._plain(form, k)
         peer, tag = self._route(binding)
-        end = "" if dtype == "float32" else f', "{dtype}"'
-        text = f"receive({peer}, {tag}, {shape}{end})"
-        self._expressions[binding.gives[0][1]] = text
+        self._expressions[binding.gives[0][1]] = _receive(peer, tag, shape, dtype)
 
     def _plain(self, form: Form | None, k: int) -> tuple[str, str]:
         """Return the shape and the dtype of a message."""
         if form is None or not form.is_plain:
             raise _several("activations between two stages")
-        shape, size = form.shapes[0], self.batch_form.sizes[k]
+        shape = form.shapes[0]
         dtype = np.dtype(form.dtypes[0]).name
+        size = self.batch_form.sizes[k]
         if not self._has_sizes or not shape or shape[0] % size:
             return str(shape), dtype
         factor = shape[0] // size
-        first = (
-            f"sizes[{number(k)}]" if factor == 1 else f"{factor} * sizes[{number(k)}]"
-        )
-        return f"({', '.join([first, *map(str, shape[1:])])},)".replace(
-            ",)", ")" if shape[1:] else ",)"
-        ), dtype
+        first = f"sizes[{number(k)}]"
+        if factor > 1:
+            first = f"{factor} * {first}"
+        if len(shape) == 1:
+            return f"({first},)", dtype
+        return f"({', '.join([first, *map(str, shape[1:])])})", dtype
 
     def _send(self, binding: Binding) -> None:
         peer, tag = self._route(binding)
@@ -203,10 +212,13 @@ class RowSource:
         """Return the other rank of a message, and its tag: name and microbatch."""
         route = self._executor.routes[binding.action]
         value = route.value
-        is_gradient = value.direction is Direction.BACKWARD
-        stage = value.stage if is_gradient else value.consumer_stage
-        name = f"{'G' if is_gradient else 'X'}{stage}"
-        self._tags[name] = (2 * stage + is_gradient) * self._count
+        if value.direction is Direction.BACKWARD:
+            name = f"G{value.stage}"
+            first_tag = 2 * value.stage * self._count + self._count
+        else:
+            name = f"X{value.consumer_stage}"
+            first_tag = 2 * value.consumer_stage * self._count
+        self._tags[name] = first_tag
         return route.peer, f"{name} + {number(value.microbatch)}"
 
     def _compute(self, binding: Binding) -> None:
@@ -222,12 +234,12 @@ class RowSource:
             arguments.append(self._argument(name, recorded, stage, k, taken))
         self._flush()
         text = f"{section}_{source.name}({', '.join(arguments)})"
-        given = {_role(value): value for _, value in binding.gives}
-        own = given.get("x" if kind is F else "g")
+        results = {_role(value): value for _, value in binding.gives}
+        result = results.get("x" if kind is F else "g")
         if kind is F and recorded.result is None:
             self._rows.append(f"losses[{number(k)}] = {text}")
-        elif own is not None and source.num_results(section):
-            self._pending = own, text
+        elif result is not None and source.num_results(section):
+            self._pending = result, text
         else:
             self._rows.append(text)
 
@@ -239,20 +251,29 @@ class RowSource:
         k: int,
         taken: Mapping[str, Any],
     ) -> str:
-        """Return what stands for an input of a section."""
-        letter, i = name[0], int(name[1:])
+        """Return the argument for an input of a section."""
+        letter = name[0]
+        i = int(name[1:])
+        if letter == "g" and "g" in taken:
+            return self._value(taken["g"])
         if letter == "g":
-            return self._value(taken["g"]) if "g" in taken else self._seed(k)
-        if i >= recorded.num_inputs:
-            if i > recorded.num_inputs:
-                raise _several("targets")
+            return self._seed(k)
+        if i > recorded.num_inputs:
+            raise _several("targets")
+        if i == recorded.num_inputs:
             return f"y[{number(k)}]"
+        if i > 0 and stage > 0:
+            raise _several("activations between two stages")
         if i > 0:
-            raise _several("inputs" if stage == 0 else "activations between two stages")
-        return f"x[{number(k)}]" if stage == 0 else self._value(taken["x"])
+            raise _several("inputs")
+        if stage > 0:
+            return self._value(taken["x"])
+        return f"x[{number(k)}]"
 
     def _seed(self, k: int) -> str:
-        return "seed" if self._has_one_weight else f"seeds[{number(k)}]"
+        if self._has_one_weight:
+            return "seed"
+        return f"seeds[{number(k)}]"
 
     @property
     def _has_one_weight(self) -> bool:
@@ -262,17 +283,18 @@ class RowSource:
     def _value(self, value: Any) -> str:
         """Return the expression of a value, which is used once."""
         if self._pending is not None and self._pending[0] == value:
-            (_, text), self._pending = self._pending, None
+            _, text = self._pending
+            self._pending = None
             return text
         return self._expressions.pop(value)
 
     def _flush(self) -> None:
-        """Keep the result of the last computation, which is not used at once."""
+        """Keep the result of the last computation for a later line."""
         if self._pending is None:
             return
         value, text = self._pending
         self._pending = None
-        name = f"{'x' if _role(value) == 'x' else 'g'}{value.stage}"
+        name = f"{_role(value)}{value.stage}"
         self._dicts[name] = None
         self._rows.append(f"{name}[{number(value.microbatch)}] = {text}")
         self._expressions[value] = f"{name}.pop({number(value.microbatch)})"
@@ -280,18 +302,16 @@ class RowSource:
     # -- the function ------------------------------------------------------------------
 
     def constants(self) -> Iterator[str]:
-        """Yield the lines that define what the function needs."""
+        """Yield the lines that define the globals of the function."""
         if self._tags:
-            names, numbers = (
-                ", ".join(self._tags),
-                ", ".join(map(str, self._tags.values())),
-            )
-            line, what = (
-                f"{names} = {numbers}",
-                "tags: activations into a stage, gradients",
-            )
-            fits = len(f"{line}  # {what}") <= WIDTH
-            yield from [f"{line}  # {what}"] if fits else [f"# {what}", line]
+            numbers = ", ".join(map(str, self._tags.values()))
+            line = f"{', '.join(self._tags)} = {numbers}"
+            comment = "# tags: activations into a stage, gradients"
+            if len(f"{line}  {comment}") <= WIDTH:
+                yield f"{line}  {comment}"
+            else:
+                yield comment
+                yield line
         if self._dicts:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
@@ -322,8 +342,8 @@ class RowSource:
     def _statements(self) -> Iterator[str]:
         rank = self._executor.group.rank
         yield f'"""The row of rank {rank}, an instruction a line."""'
-        for letter, has in self.batch:
-            if has:
+        for letter, is_read in self.batch:
+            if is_read:
                 yield f"{letter} = {self._cut(letter)}"
         if self.has_loss:
             yield "losses = {}"
@@ -332,53 +352,60 @@ class RowSource:
                 yield f'seeds = [np.array(weight, "{dtype}") for weight in weights]'
         yield from with_loops(self._rows, self._count > STRAIGHT)
         yield from self._shared_gradients()
-        if self._tags or self._sums:
+        if self._tags or self._reductions:
             yield "while sent:\n    sent.pop()[0].Wait()"
         if self.has_loss:
-            weight = "weight" if self._has_one_weight else "weights[k]"
+            weight = "weights[k]"
+            if self._has_one_weight:
+                weight = "weight"
             yield f"return sum({weight} * float(losses[k]) for k in losses)"
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""
-        sizes = self.batch_form.inputs if letter == "x" else self.batch_form.targets
+        batch = self.batch_form
+        sizes = {"x": batch.inputs, "y": batch.targets}[letter]
         ends = list(accumulate(sizes.values()))
-        where = str(ends[:-1])
+        sections = str(ends[:-1])
         if len({*sizes.values()}) == 1:
-            where = str(len(sizes))
-        elif self._has_sizes and len(sizes) == len(self.batch_form.sizes):
-            where = "np.cumsum(sizes)[:-1]"
-        parts = f"np.split({letter}, {where})"
+            sections = str(len(sizes))
+        elif self._has_sizes and len(sizes) == len(batch.sizes):
+            sections = "np.cumsum(sizes)[:-1]"
+        parts = f"np.split({letter}, {sections})"
         if list(sizes) == list(range(len(sizes))):
             return parts
         return f"dict(zip({list(sizes)}, {parts}))"
 
     def _shared_gradients(self) -> Iterator[str]:
         """Yield the lines that add the gradients of the uses of shared parameters."""
-        rank, tag = self._executor.group.rank, 2 * self._num_stages * self._count
-        sends, sums = [], []
+        rank = self._executor.group.rank
+        next_tag = 2 * self._num_stages * self._count
+        sends = []
+        sums = []
         shared = self._plan.shared
         for name, users in shared.items():
             terms = []
             for use, sources in users.items():
-                own_tag, tag = tag, tag + 1
+                tag = next_tag
+                next_tag += 1
                 if rank not in sources:
                     continue
-                own = self._uses.get(name, {}).get(use, name)
                 if sources[rank] != rank:
-                    terms.append(self._receive_use(name, sources[rank], own_tag))
+                    terms.append(self._receive_use(name, sources[rank], tag))
                     continue
+                key = self._uses.get(name, {}).get(use, name)
+                gradient = f'gradients["{key}"]'
                 others = [o for o in sources if o != rank == sources[o]]
-                sends += [f'send({o}, {own_tag}, gradients["{own}"])' for o in others]
-                terms.append(f'gradients["{own}"]')
+                sends += [f"send({other}, {tag}, {gradient})" for other in others]
+                terms.append(gradient)
             if terms:
                 sums.append((name, terms))
         for name, uses in self._uses.items():
             if name not in shared:
-                shown = [f'gradients["{uses[n]}"]' for n in sorted(uses)]
-                sums.append((name, shown))
+                terms = [f'gradients["{uses[n]}"]' for n in sorted(uses)]
+                sums.append((name, terms))
         yield from sends
-        for name, shown in sums:
-            yield f'gradients["{name}"] = {" + ".join(shown)}'
+        for name, terms in sums:
+            yield f'gradients["{name}"] = {" + ".join(terms)}'
             for each in self._uses.get(name, {}).values():
                 yield f'gradients.pop("{each}", None)'
 
@@ -387,12 +414,19 @@ class RowSource:
         stages = self._executor.stages.values()
         owner = next(s.parameters[name] for s in stages if name in s.parameters)
         dtype = np.dtype(owner.data.dtype).name
-        end = "" if dtype == "float32" else f', "{dtype}"'
-        return f"receive({peer}, {tag}, {owner.shape}{end})"
+        return _receive(peer, str(tag), str(owner.shape), dtype)
 
 
-def _several(what: str) -> ModelError:
-    message = f"The {what} are several arrays; export knows one array."
+def _receive(peer: int, tag: str, shape: str, dtype: str) -> str:
+    """Return the call that receives an array."""
+    arguments = f"{peer}, {tag}, {shape}"
+    if dtype != "float32":
+        arguments += f', "{dtype}"'
+    return f"receive({arguments})"
+
+
+def _several(values: str) -> ModelError:
+    message = f"The {values} are several arrays; export supports one array."
     return ModelError("unsupported", f"{message} Let the model take and return one.")
 
 

@@ -1,6 +1,6 @@
 """The functions of a stage in a stand-alone file.
 
-Arrays for a later function are kept by microbatch, in a dict for two sections::
+Arrays for a later function are kept by microbatch, in a dict for each two sections::
 
     def forward_0(k, x):
         v0 = x.dot(w["0.weight"])
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 
 from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
@@ -35,7 +36,7 @@ _KEPT = {
 
 
 class Functions:
-    """The functions of a rank, each once: repeated layers of all stages share theirs.
+    """The functions of a rank. Repeated layers of all stages share functions.
 
     Attributes
     ----------
@@ -57,11 +58,12 @@ class Functions:
     def add_unit(self, name: str, parameters: list[str], statements: list[str]) -> str:
         """Add a function under this name or a similar one; return its name."""
         part = parameters, statements
-        for number in range(1, len(self.parts) + 2):
-            own = name if number == 1 else f"{name}_{number}"
-            if self.parts.setdefault(own, part) == part:
-                return own
-        raise AssertionError("a dict has fewer names than entries")
+        unique = name
+        for number in count(2):
+            if self.parts.setdefault(unique, part) == part:
+                break
+            unique = f"{name}_{number}"
+        return unique
 
     def update(self, others: Functions) -> None:
         """Add all functions of others."""
@@ -70,17 +72,17 @@ class Functions:
 
 
 class StageSource:
-    """Prints the functions of a stage, for one kind of microbatch.
+    """Prints the functions of a stage, for one form of microbatches.
 
     Parameters
     ----------
     writer : Writer
-        Of its statements.
+        Has its statements.
     trace : Trace
     name : str
-        Of the stage: "0", or "0a" for one of several kinds.
+        The name of the stage: "0", or "0b" for a second form.
     layers : mapping of int to str
-        The names of the classes of layers, in words.
+        The names of the classes of layers.
     functions : Functions
         Gets the source.
     """
@@ -113,32 +115,35 @@ class StageSource:
         for section in self.sections:
             self._print_section(section)
 
-    # -- where variables come from -----------------------------------------------------
+    # -- makers of variables -----------------------------------------------------------
 
     @property
     def _units(self) -> list[Unit]:
         """The units of all sections, in their order."""
-        items = [item for own in self._items.values() for item in own]
-        return list(dict.fromkeys(i.unit for i in items if isinstance(i, Call)))
+        calls = (item for item in self._all_items if isinstance(item, Call))
+        return list(dict.fromkeys(call.unit for call in calls))
+
+    @property
+    def _all_items(self) -> list[Item]:
+        return [item for items in self._items.values() for item in items]
 
     def _find_makers(self) -> dict[str, tuple[str, Item | None]]:
         """Return, by variable, the section and the item that makes it."""
-        found: dict[str, tuple[str, Item | None]] = {}
+        makers: dict[str, tuple[str, Item | None]] = {}
         for section, items in self._items.items():
             for name in self._inputs[section]:
-                found[name] = section, None
+                makers[name] = section, None
             for item in items:
-                made = item.made if isinstance(item, Call) else item.makes
-                for name in made:
-                    found[name] = section, item
-        return found
+                for name in item.makes:
+                    makers[name] = section, item
+        return makers
 
     def _planned(self) -> Call | None:
-        """Plan what is kept and returned; or return a call that must not be one.
+        """Plan the kept and returned variables; or return a call to unfold.
 
-        A unit keeps variables for a unit of a later section, in each layer. If that one
-        leaves a layer out, such as the first one, which has no gradient of its input,
-        then the call of this layer is written as plain statements.
+        A unit keeps variables for a unit of a later section, in each layer. If the later
+        unit leaves a layer out, such as the first one, which has no gradient of its
+        input, then the call of this layer is unfolded.
         """
         self._makers = self._find_makers()
         self._keeps: dict[tuple[str, str], dict[str, None]] = {}
@@ -161,19 +166,19 @@ class StageSource:
         return None
 
     def _plan_unit(self, unit: Unit) -> None:
-        """Let a unit take what an earlier one keeps for the same layer."""
-        for local in unit.given:
+        """Let a unit take variables of an earlier one for the same layer."""
+        for local in unit.outside:
             section = self._makers[unit.calls[0].names[local]][0]
             if section == unit.section:
                 continue
             for earlier in self._units:
-                own = shared_name(earlier, unit, local)
-                if earlier.section == section and own and unit.is_partner(earlier):
-                    unit.take(local, earlier, own)
+                kept = shared_name(earlier, unit, local)
+                if earlier.section == section and kept and unit.is_partner(earlier):
+                    unit.take(local, earlier, kept)
                     break
 
     def _return(self, call: Call, name: str) -> None:
-        """Let a unit return a variable, unless it does already."""
+        """Let a unit return a variable."""
         unit = call.unit
         local = next(each for each in unit.made if call.names[each] == name)
         if local not in unit.outputs:
@@ -181,41 +186,45 @@ class StageSource:
             unit.outputs.sort(key=unit.made.index)
 
     def _unfold(self, call: Call) -> None:
-        """Write a call as its statements, and the other call of two as well."""
+        """Replace a call by its statements; a single other call as well."""
         unit = call.unit
-        plain = [call] if len(unit.calls) > 2 else list(unit.calls)
+        plain = [call]
+        if len(unit.calls) == 2:
+            plain = list(unit.calls)
         unit.calls = [each for each in unit.calls if each not in plain]
-        self._items[unit.section] = [
-            each
-            for item in self._items[unit.section]
-            for each in (item.statements if item in plain else [item])
-        ]
+        items: list[Item] = []
+        for item in self._items[unit.section]:
+            if isinstance(item, Call) and item in plain:
+                items += item.statements
+            else:
+                items.append(item)
+        self._items[unit.section] = items
 
     # -- units -------------------------------------------------------------------------
 
     def _print_unit(self, unit: Unit) -> None:
         names = self._unit_names[unit] = Names(unit.layer)
         for local, name in self._names_of_kept(unit):
-            if name not in names.own.values():  # of two earlier units
-                names.own[local] = name
+            if name not in names.local.values():  # unless two units use it
+                names.local[local] = name
 
-        def shown(variables: Sequence[str]) -> list[str]:
+        def named(variables: Sequence[str]) -> list[str]:
             return [names.of(name) for name in variables]
 
-        parameters = ["k", "layer", *shown(unit.arguments)]
+        parameters = ["k", "layer", *named(unit.arguments)]
         lines = [
-            self._unpacked(section, unit.section, "layer", shown(taken))
+            self._unpacked(section, unit.section, "layer", named(taken))
             for section, taken in unit.takes.items()
         ]
         lines += map(names.written, unit.body)
         for section, kept in unit.keeps.items():
-            lines.append(self._packed(unit.section, section, "layer", shown(kept)))
+            lines.append(self._packed(unit.section, section, "layer", named(kept)))
         if unit.outputs:
-            lines.append(f"return {', '.join(shown(unit.outputs))}")
+            lines.append(f"return {', '.join(named(unit.outputs))}")
         unit.name = self._functions.add_unit(self._name_of(unit), parameters, lines)
 
     def _names_of_kept(self, unit: Unit) -> Iterator[tuple[str, str]]:
-        """Yield the variables that a unit takes, with names in the earlier unit."""
+        """Yield the variables that a unit takes, with their names in earlier units."""
         for section, taken in unit.takes.items():
             earlier = unit.partners[section]
             kept = earlier.keeps[unit.section]
@@ -226,45 +235,47 @@ class StageSource:
         """Return a name for a unit, after its layers."""
         layers = _layers_of(unit)
         for earlier in self._units:  # a backward is named after its forward
-            own = {call.layer for call in earlier.calls}
-            if own & {call.layer for call in unit.calls}:
+            of_earlier = {call.layer for call in earlier.calls}
+            if of_earlier & {call.layer for call in unit.calls}:
                 layers = _layers_of(earlier)
                 break
-        words = [_snake(self._layers.get(layer, "layer")) for layer in layers]
-        base = "_".join(dict.fromkeys(words))
-        return base if unit.section == "forward" else f"{base}_{unit.section}"
+        names = [_snake(self._layers.get(layer, "layer")) for layer in layers]
+        base = "_".join(dict.fromkeys(names))
+        if unit.section == "forward":
+            return base
+        return f"{base}_{unit.section}"
 
     # -- sections ----------------------------------------------------------------------
 
     def _name_variables(self) -> Names:
         names = Names(None)
-        inputs = [n for found in self._inputs.values() for n in found]
+        inputs = [name for names in self._inputs.values() for name in names]
         for name in inputs:
-            names.own[name] = {"x0": "x", "x1": "y", "g0": "g"}.get(name, name)
+            names.local[name] = {"x0": "x", "x1": "y", "g0": "g"}.get(name, name)
         return names
 
     def _print_section(self, section: str) -> None:
         names = self._names
         stage = f'"stage {self.name}"'
-        given = self.parameters[section] = list(self._inputs[section])
+        inputs = self.parameters[section] = list(self._inputs[section])
         lines = []
         for (earlier, later), variables in self._keeps.items():
             if later == section:
-                own = list(map(names.of, variables))
-                lines.append(self._unpacked(earlier, section, stage, own))
-        parameters = ["k", *map(names.of, given)]
+                kept = list(map(names.of, variables))
+                lines.append(self._unpacked(earlier, section, stage, kept))
+        parameters = ["k", *map(names.of, inputs)]
         lines += self._body(section)
         for (earlier, later), variables in self._keeps.items():
             if earlier == section:
-                own = list(map(names.of, variables))
-                lines.append(self._packed(section, later, stage, own))
+                kept = list(map(names.of, variables))
+                lines.append(self._packed(section, later, stage, kept))
         results = [names.of(n) for n in self._results[section] if n != "None"]
         if results:
             lines.append(f"return {', '.join(results)}")
         self._functions.parts[f"{section}_{self.name}"] = parameters, lines
 
     def num_results(self, section: str) -> int:
-        """Return how many arrays a section returns."""
+        """Return the number of arrays that a section returns."""
         return sum(name != "None" for name in self._results[section])
 
     def _body(self, section: str) -> Iterator[str]:
@@ -289,7 +300,7 @@ class StageSource:
             i += 1
 
     def _chain(self, items: Sequence[Item]) -> list[Call]:
-        """Return the first calls, each of which takes the result of the one before."""
+        """Return the first calls, each of which takes the result of the previous one."""
         first = items[0]
         assert isinstance(first, Call)
         chain = [first]
@@ -304,13 +315,16 @@ class StageSource:
                 break
             chain.append(item)
         steps = {b.layer - a.layer for a, b in zip(chain, chain[1:])}
-        return chain if len(chain) > 2 and len(steps) == 1 else [first]
+        if len(chain) < 3 or len(steps) > 1:
+            return [first]
+        return chain
 
     def _readers(self, name: str) -> list[Item | None]:
-        """Return who reads a variable; None for the caller of a section."""
-        items = [item for own in self._items.values() for item in own]
-        found: list[Item | None] = [item for item in items if name in item.reads]
-        return found + [None for own in self._results.values() if name in own]
+        """Return the readers of a variable; None is the caller of a section."""
+        readers = list[Item | None]()
+        readers += [item for item in self._all_items if name in item.reads]
+        readers += [None for results in self._results.values() if name in results]
+        return readers
 
     def _called(self, chain: Sequence[Call]) -> str:
         """Return the call of a unit, or a loop of calls."""
@@ -321,34 +335,36 @@ class StageSource:
         outputs = first.unit.outputs
         if len(chain) == 1:
             arguments = ["k", str(first.layer), *map(names.of, first.reads)]
-            made = [names.of(name) for name in first.of(outputs)]
-            left = f"{', '.join(made)} = " if made else ""
-            return f"{left}{unit.name}({', '.join(arguments)})"
+            text = f"{unit.name}({', '.join(arguments)})"
+            if made := [names.of(name) for name in first.of(outputs)]:
+                text = f"{', '.join(made)} = {text}"
+            return text
         step = chain[1].layer - first.layer
-        end = last.layer + (1 if step > 0 else -1)
-        (given,), (result,) = first.reads, last.of(outputs)
-        is_input = given in self._inputs[unit.section]
-        if not is_input and self._readers(given) == [first]:
-            names.own[result] = names.of(given)
+        end = last.layer + step // abs(step)
+        (argument,) = first.reads
+        (result,) = last.of(outputs)
+        is_input = argument in self._inputs[unit.section]
+        if not is_input and self._readers(argument) == [first]:
+            names.local[result] = names.of(argument)
         name = names.of(result)
         begin = ""
-        if name != names.of(given):
-            begin = f"{name} = {names.of(given)}\n"
+        if name != names.of(argument):
+            begin = f"{name} = {names.of(argument)}\n"
         loop = f"for layer in range({first.layer}, {end}, {step}):"
         return f"{begin}{loop}\n    {name} = {unit.name}(k, layer, {name})"
 
-    # -- what is kept ------------------------------------------------------------------
+    # -- kept variables ----------------------------------------------------------------
 
     def _dict_of(self, earlier: str, later: str) -> str:
         name = _KEPT.get((earlier, later), f"kept_by_{earlier}_for_{later}")
         self._functions.kept[name] = None
         return name
 
-    def _packed(self, section: str, later: str, key: str, own: list[str]) -> str:
-        return f"{self._dict_of(section, later)}[{key}, k] = {_tuple(own)}"
+    def _packed(self, section: str, later: str, key: str, kept: list[str]) -> str:
+        return f"{self._dict_of(section, later)}[{key}, k] = {_tuple(kept)}"
 
-    def _unpacked(self, earlier: str, section: str, key: str, own: list[str]) -> str:
-        return f"{_tuple(own)} = {self._dict_of(earlier, section)}.pop(({key}, k))"
+    def _unpacked(self, earlier: str, section: str, key: str, kept: list[str]) -> str:
+        return f"{_tuple(kept)} = {self._dict_of(earlier, section)}.pop(({key}, k))"
 
 
 def _tuple(names: Sequence[str]) -> str:

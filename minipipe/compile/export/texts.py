@@ -116,11 +116,13 @@ def _sgd(numbers: Mapping[str, Any]) -> Iterator[str]:
     momentum = numbers["momentum"]
     decay = numbers["weight_decay"]
     yield "def update(rate):"
-    what = f"momentum {momentum}, weight decay {decay}"
-    yield f'    """SGD with {what}."""'
+    options = f"momentum {momentum}, weight decay {decay}"
+    yield f'    """SGD with {options}."""'
     yield "    for name, g in gradients.items():"
     if not momentum:
-        gradient = f"(g + {decay!r} * w[name])" if decay else "g"
+        gradient = "g"
+        if decay:
+            gradient = f"(g + {decay!r} * w[name])"
         yield f"        w[name] -= rate * {gradient}"
         return
     yield "        v = velocity[name]"
@@ -128,7 +130,9 @@ def _sgd(numbers: Mapping[str, Any]) -> Iterator[str]:
     if decay:
         yield f"        g = g + {decay!r} * w[name]"
     yield "        v += g"
-    step = f"(g + {momentum!r} * v)" if numbers["nesterov"] else "v"
+    step = "v"
+    if numbers["nesterov"]:
+        step = f"(g + {momentum!r} * v)"
     yield f"        w[name] -= rate * {step}"
 
 
@@ -138,9 +142,11 @@ def adam(numbers: Mapping[str, Any], is_decoupled: bool = False) -> str:
 
 
 def _adam(numbers: Mapping[str, Any], is_decoupled: bool) -> Iterator[str]:
-    (beta1, beta2), decay = numbers["betas"], numbers["weight_decay"]
+    beta1, beta2 = numbers["betas"]
+    decay = numbers["weight_decay"]
+    name = "Adam" + "W" * is_decoupled
     yield "def update(rate):"
-    yield f'    """{"AdamW" if is_decoupled else "Adam"} with weight decay {decay}."""'
+    yield f'    """{name} with weight decay {decay}."""'
     yield "    for name, g in gradients.items():"
     yield "        p, m, v = w[name], mean[name], mean_square[name]"
     yield "        num_steps[name] += 1"

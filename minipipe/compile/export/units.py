@@ -8,7 +8,7 @@ from typing import Any
 from minipipe.compile.repeats import Repeat, best_repeat
 from minipipe.compile.statements import Statement
 
-_OF_A_FUNCTION = 12  # lines: its head, what is kept, its result, two empty ones, …
+_OF_A_FUNCTION = 12  # lines: head, kept variables, result, two empty lines, …
 
 
 class Unit:
@@ -18,14 +18,14 @@ class Unit:
     ----------
     section : str
     body : list of Statement
-        Those of the first layer, whose variables are the names in the function.
+        The statements of the first layer, with the names of the function.
     layer : int
-        That layer.
-    given : list of str
-        The variables from outside.
+        The first layer.
+    outside : list of str
+        The variables that it reads from outside.
     calls : list of Call
     takes : dict of str to list of str
-        By earlier section, the variables that were kept there for it.
+        By earlier section, the variables that it reads from there.
     keeps : dict of str to list of str
         By later section, the variables that it keeps.
     outputs : list of str
@@ -39,7 +39,7 @@ class Unit:
         self.section = section
         self.body = repeat.body
         self.name = ""
-        self.given = [name for name in repeat.given if ":" not in name]
+        self.outside = [name for name in repeat.arguments if ":" not in name]
         self.made = repeat.made
         self.layer = _first_layer(repeat.calls[0])
         size = len(self.body)
@@ -55,24 +55,27 @@ class Unit:
         self.takes: dict[str, list[str]] = {}
         self.keeps: dict[str, list[str]] = {}
         self.outputs: list[str] = []
-        self.partners: dict[str, Unit] = {}  # by section, who keeps for it or takes
+        self.partners: dict[
+            str, Unit
+        ] = {}  # by section, the unit that shares variables
 
     def is_partner(self, earlier: Unit) -> bool:
-        """Return whether it takes from that unit of a section alone, and no other."""
-        own = self.partners.get(earlier.section, earlier)
-        return own is earlier and earlier.partners.get(self.section, self) is self
+        """Return whether it may take from this unit, and from no other of its section."""
+        partner = self.partners.get(earlier.section, earlier)
+        return partner is earlier and earlier.partners.get(self.section, self) is self
 
     def take(self, name: str, earlier: Unit, kept: str) -> None:
-        """Take a variable that an earlier unit keeps under some name."""
-        self.partners[earlier.section], earlier.partners[self.section] = earlier, self
+        """Take a variable that an earlier unit keeps as ``kept``."""
+        self.partners[earlier.section] = earlier
+        earlier.partners[self.section] = self
         self.takes.setdefault(earlier.section, []).append(name)
         earlier.keeps.setdefault(self.section, []).append(kept)
 
     @property
     def arguments(self) -> list[str]:
-        """The variables that its calls give, besides those that were kept."""
+        """The variables that its calls pass, besides those that were kept."""
         taken = {name for names in self.takes.values() for name in names}
-        return [name for name in self.given if name not in taken]
+        return [name for name in self.outside if name not in taken]
 
 
 class Call:
@@ -97,17 +100,17 @@ class Call:
         self.layer = _first_layer(names)
 
     @property
-    def made(self) -> list[str]:
+    def makes(self) -> list[str]:
         """The variables that it makes."""
         return self.of(self.unit.made)
 
     @property
     def reads(self) -> list[str]:
-        """The variables that it is given."""
+        """The variables that it is called with."""
         return self.of(self.unit.arguments)
 
     def of(self, names: Iterable[str]) -> list[str]:
-        """Return the variables that stand for names in the unit's body."""
+        """Return the counterparts of names in the unit's body."""
         return [self.names[name] for name in names]
 
 
@@ -119,8 +122,8 @@ def folded(section: str, statements: Sequence[Statement]) -> Iterator[Item]:
     made = {name for each in statements for name in each.makes}
 
     def cost(repeat: Repeat) -> Any:
-        """Prefer parts that hand over few variables, are many, and have few layers."""
-        crossing = sum(name in made for name in repeat.given)
+        """Prefer parts that share few variables, are many, and have few layers."""
+        crossing = sum(name in made for name in repeat.arguments)
         layers = len({*_layers(repeat.calls[0])})
         return crossing > 1, -len(repeat.calls), crossing, layers, repeat.start
 
@@ -138,32 +141,31 @@ def _saved(size: int, count: int) -> int:
 
 
 def _is_of_another_layer(repeat: Repeat, call: Mapping[str, str]) -> bool:
-    """Return whether names of layers are as far apart everywhere."""
+    """Return whether all layers of a call are at one distance from the first part."""
     distances = set()
-    for name, own in call.items():
+    for name, counterpart in call.items():
         if ":" in name:
-            (kind, layer, rest), (other_kind, other, other_rest) = map(
-                _parts, (name, own)
-            )
-            if (kind, rest) != (other_kind, other_rest):
+            prefix, layer, rest = _parts(name)
+            other_prefix, other, other_rest = _parts(counterpart)
+            if (prefix, rest) != (other_prefix, other_rest):
                 return False
             distances.add(other - layer)
     changed = {name for each in repeat.body for name in each.changes}
     layers = {_first_layer(other) for other in repeat.calls}
     is_other = len(distances) == 1 and _first_layer(call) not in {-1, *layers}
-    return is_other and changed.isdisjoint(repeat.given)
+    return is_other and changed.isdisjoint(repeat.arguments)
 
 
 def _parts(name: str) -> tuple[str, int, str]:
-    """Return the kind, the layer and the rest of a name such as ``w:2.bias``."""
-    kind, _, own = name.partition(":")
-    layer, _, rest = own.partition(".")
-    return kind, int(layer), rest
+    """Return the prefix, the layer and the rest of a name such as ``w:2.bias``."""
+    prefix, _, parameter = name.partition(":")
+    layer, _, rest = parameter.partition(".")
+    return prefix, int(layer), rest
 
 
 def _layers(names: Mapping[str, str]) -> list[int]:
     """Return the layers of the parameters in a part."""
-    return [_parts(own)[1] for own in names.values() if own[:2] in ("w:", "d:")]
+    return [_parts(name)[1] for name in names.values() if name[:2] in ("w:", "d:")]
 
 
 def _first_layer(names: Mapping[str, str]) -> int:
@@ -171,12 +173,14 @@ def _first_layer(names: Mapping[str, str]) -> int:
 
 
 def shared_name(earlier: Unit, later: Unit, local: str) -> str | None:
-    """Return the name in one unit of a variable of another; None without one name."""
+    """Return the name in a unit of a variable of another; None if calls disagree."""
     by_layer = {
-        call.layer: {own: name for name, own in call.names.items()}
+        call.layer: {actual: name for name, actual in call.names.items()}
         for call in earlier.calls
     }
     names = {
         by_layer.get(call.layer, {}).get(call.names[local]) for call in later.calls
     }
-    return names.pop() if len(names) == 1 else None
+    if len(names) > 1:
+        return None
+    return names.pop()

@@ -105,13 +105,12 @@ def is_array(value: object) -> bool:
     """Return whether a value is an array of some module, and no number, list or NumPy
     scalar.
     """
-    return isinstance(value, np.ndarray) or (
-        not isinstance(value, np.generic)
-        and (
-            hasattr(value, "__array_namespace__")
-            or hasattr(value, "__cuda_array_interface__")
-        )
-    )
+    if isinstance(value, np.ndarray):
+        return True
+    if isinstance(value, np.generic):
+        return False
+    protocol = "__cuda_array_interface__"
+    return hasattr(value, "__array_namespace__") or hasattr(value, protocol)
 
 
 _PLAIN = (np.ndarray, np.memmap)
@@ -609,7 +608,7 @@ def values(array: Array) -> np.ndarray:
     trace.
     """
     if hasattr(array, "note_call") and array.trace is not None:
-        array.trace.spoil("reads a value")
+        array.trace.graph_break("reads a value")
         return to_numpy(array.plain)
     return to_numpy(array)
 

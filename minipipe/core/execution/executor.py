@@ -335,9 +335,7 @@ class Executor:
             handler: [*inspect.signature(handler).parameters][2:]
             for handler in {*handlers.values()}
         }
-        self.bindings = [
-            self._bound(handlers, *numbered) for numbered in enumerate(row)
-        ]
+        self.bindings = [self._bound(handlers, *one) for one in enumerate(row)]
         self.actions = _schedule_of(row)
         steps = list(map(self._step, self.bindings))
         begin = len(list(takewhile(_is_of_rank, row)))
@@ -385,9 +383,7 @@ class Executor:
         is_timed = binding.is_timed
         takes = [(self._dict_of(value), value) for value in binding.takes]
         gives = [(place, self._dict_of(value), value) for place, value in binding.gives]
-        now = perf_counter
-        if self.xp is not np:
-            now = partial(_time_on, self.xp)
+        now = perf_counter if self.xp is np else partial(_time_on, self.xp)
 
         def step(executor: Executor) -> None:
             values = []
@@ -423,7 +419,7 @@ class Executor:
         return by_name
 
     def _dict_of(self, value: Any) -> dict[Any, Any]:
-        """Return where a value is kept: with the graphs of its stage, or elsewhere."""
+        """Return the store of a value: the graphs of its stage, or all others."""
         noun = NOUNS[value.name]
         if noun.keeps_weights and not noun.is_away:
             return self.graphs[value.stage]

@@ -25,8 +25,7 @@ from minipipe.execution.checks.probe import (
     find_culprit,
     words_of,
 )
-from minipipe.execution.observers import journal
-from minipipe.execution.row_handlers import handlers_of
+from minipipe.execution.row_handlers import handlers_of, journal
 from minipipe.schedules import Action, ActionKind, Program
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ class Editor:
         self.file = file
         self.search: Search | None = None
         self._sight: Sight | None = None
-        # the last sizes, and the schedules that have them
+        # The sizes of the last comparison, and the named schedules of these sizes.
         self._named: tuple[Any, dict[str, Any]] = None, {}
 
     # -- messages and answers ----------------------------------------------------------
@@ -370,7 +370,7 @@ class Editor:
         """Take other costs, as text for :meth:`minipipe.Costs.parse`."""
         self._check_free("costs")
         parsed = read_costs(json_value(costs, str, "the costs"))
-        # refuses costs of other numbers of stages
+        # This refuses costs for another number of stages.
         parsed.workload(self.draft.placement, self.draft.num_microbatches)
         self.costs_text = costs
         self.costs = parsed
@@ -386,7 +386,7 @@ class Editor:
             workload = self.costs.workload(
                 self.draft.placement, self.draft.num_microbatches, limit
             )
-            # refuses a limit below what one microbatch needs
+            # This refuses a limit that is too small for one microbatch.
             known_bound(workload, Objective.MAKESPAN)
             problem = self.draft.problem(limit)
             if problem is not None:

@@ -188,7 +188,7 @@ class Draft:
         """Return the problem of an action as the next one of a rank, or None."""
         after = self.placed(rank, action)
         problem = after.problem(memory_limit)
-        # it may concern another action
+        # The problem may concern another action.
         if problem is None or problem.code is Code.ORDER:
             return after._unmet(rank, len(self.rows[rank])) or problem
         return problem

@@ -58,7 +58,7 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
         )
     except ScheduleError:
         raise
-    # also text that is no JSON, and other members
+    # The text may also be no JSON, or JSON with other members.
     except (ValueError, TypeError, zlib.error):
         message = (
             "The address holds no schedule: it is truncated, or belongs to another "

@@ -237,7 +237,7 @@ def _sentences() -> dict[str, Any]:
     }
 
 
-# the class of the arrows of each way
+# The CSS class of the arrows, by way.
 _LINES = {"forward": "message", "backward": "gradient"}
 _CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
 # The files of the script, in the order of their dependencies.
@@ -490,7 +490,7 @@ def _moment(panel: Panel, heading: str) -> str:
         if panel.timeline.memory_unit != "bytes":
             memory += f" ({panel.timeline.memory_unit})"
         heads.append(memory)
-    # below the heading of the timeline, or of the page
+    # One level below the heading of the timeline, or of the page.
     level = "h3" if heading else "h2"
     head = f'<{level} class="list">Messages under way</{level}>'
     messages = f'<div>{head}<ul class="messages"></ul></div>'

@@ -60,7 +60,7 @@ class Strip:
         self.walkthrough = walkthrough
         self.panel = Panel(walkthrough.timeline)
         self.spans = [drawn_spans(row) for row in walkthrough.timeline.spans]
-        # the snapshot in which each of them begins
+        # The numbers of the snapshots in which these spans begin, by rank.
         self.numbers: list[list[int]] = [[] for _ in self.spans]
         for number, event in enumerate(walkthrough.events, 1):
             if not event.action.kind.is_communication or event.end > event.start:
@@ -115,7 +115,7 @@ class Strip:
         widest = label_width([self.panel], names_stages=True) + 1
         each = widest / shortest_time([self.panel])
         most = (_MOST_COLUMNS * max(map(len, self.spans)) + width) / fitting.makespan
-        # whole columns per unit, unless there is less than one
+        # A whole number of columns per unit, unless that is less than one.
         if fitting.makespan.is_integer():
             each = ceil(each)
             most = floor(most) or most

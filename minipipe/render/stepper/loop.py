@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
-# to the alternate screen without a cursor, and back
+# Switch to the alternate screen and hide the cursor; and back.
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[?25h\x1b[?1049l"
 # Keys by the last part of their escape sequence: of ``ESC [ A``, and of ``ESC [ 5 ~``.
@@ -94,10 +94,10 @@ class KeyScreen(Screen):
     def __enter__(self) -> Screen:
         self._input = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._input)
-        # keep the keys that were typed ahead
+        # TCSADRAIN keeps the keys that were typed ahead.
         tty.setcbreak(self._input, termios.TCSADRAIN)
         settings: list[Any] = termios.tcgetattr(self._input)
-        # else Ctrl-Z would leave the shell on this screen, without a cursor
+        # Disable Ctrl-Z, which would leave the shell on this screen without a cursor.
         settings[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(self._input, termios.TCSANOW, settings)
         self._write(_ENTER)
@@ -119,12 +119,12 @@ class KeyScreen(Screen):
         if character != _ESCAPE:
             return _NAMES.get(character, character)
         sequence = ""
-        # it ends with a letter or ~
+        # A sequence ends with a letter or ~.
         while sequence[1:2] == "" or sequence[-1] in "0123456789;":
             if not self._is_more():
                 return "escape"
             sequence += self._read()
-        # some terminals write O for [
+        # Some terminals send O instead of [.
         return _SEQUENCES.get(sequence.strip("[O~"), "escape")
 
     def ask(self, question: str) -> str:

@@ -283,7 +283,7 @@ class Walkthrough:
             self.timeline = simulate(schedule, self.costs)
         else:
             self.timeline = timeline_in_rounds(walked)
-            # the costs must also fit an illegal schedule
+            # The costs of an illegal schedule must also match its stages.
             self.costs.durations(schedule.num_stages)
             self.costs.message_times(schedule)
         self.events = events_of(walked, self.timeline)
@@ -293,7 +293,7 @@ class Walkthrough:
         copies = chain(*self.timeline.copies)
         self._copy_ends = {copy.action: copy.end for copy in copies}
         self._held_pairs = self._held()
-        # by rank, the indices of its events
+        # The indices of the events, by rank.
         self._indices: list[list[int]] = [[] for _ in self.program.actions]
         self._first: dict[Action, int] = {}
         for at, event in enumerate(self.events):

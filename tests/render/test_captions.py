@@ -1,6 +1,4 @@
-"""Captions are data, and say what a timeline says of itself, in one unit for all that
-stand above each other.
-"""
+"""The captions of drawings: the figures of each timeline, in one unit for all panels."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Two joined actions as one cell with two halves: in text, SVG, the player's page and
+"""Two overlapped actions as one cell with two halves: in text, SVG, the player's page and
 Perfetto.
 """
 
@@ -35,13 +35,13 @@ def test_text_draws_the_halves_side_by_side():
     ]
 
 
-def test_without_joined_actions_nothing_is_said_of_them():
+def test_without_overlapped_actions_no_drawing_mentions_them():
     plain = schedules.dualpipe_v(2, 4)
     for drawn in (draw_text(plain), draw_svg(plain), draw_html(plain)):
         assert NOTE not in drawn and "&B" not in drawn and 'class="joined"' not in drawn
 
 
-def test_svg_frames_the_halves_and_their_tooltips_tell_the_whole():
+def test_svg_frames_the_halves_and_their_tooltips_have_the_whole_time():
     svg = draw_svg(simulate(JOINED), width=800)
     for sentence in (
         "0F1: forward of microbatch 1 on stage 0, overlapped with 0B0, 4 to 7 units",
@@ -109,7 +109,7 @@ def test_a_trace_has_one_slice_for_both():
 # -- step by step ----------------------------------------------------------------------
 
 
-def test_the_stepper_tells_what_a_pair_waits_for_and_that_it_runs_joined():
+def test_the_stepper_tells_what_a_pair_waits_for_and_that_it_overlaps():
     walkthrough = Walkthrough(JOINED, Costs(latency=0.5))
     waits, runs = walkthrough[2], walkthrough[4]
     assert describe_state(walkthrough, waits, 0)[0] == "waits for 1B0 on rank 1 until 5"
