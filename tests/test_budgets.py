@@ -17,7 +17,6 @@ MOST_IN_A_FUNCTION = 40
 # Written for 120 columns, and longer since the package is formatted at 88: each comes
 # down when it is worked on.
 LONG_YET = """
-    core.comm.launch:spawn
 """
 IS_PACKAGE = {module for module, path in FILES.items() if path.name == "__init__.py"}
 
@@ -164,7 +163,7 @@ def per_thousand_lines(is_counted):
 def test_a_statement_assigns_one_value_and_few_choose_within_an_expression():
     assert per_thousand_lines(is_packed) <= 2
     # this limit falls, to 12
-    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 15
+    assert per_thousand_lines(lambda node: isinstance(node, ast.IfExp)) <= 14
 
 
 @pytest.mark.parametrize(

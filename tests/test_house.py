@@ -440,7 +440,7 @@ def test_import_minipipe_loads_nothing_else_not_even_from_the_standard_library()
 
 def test_import_minipipe_loads_neither_mpi_nor_numpy_and_prints_nothing():
     program = (
-        "import sys, threading, minipipe, minipipe.comm.job.witness\n"
+        "import sys, threading, minipipe, minipipe.comm.job.watchdog\n"
         "unwanted = {'numpy', 'mpi4py', 'cupy', 'matplotlib', 'pytest', "
         "'hypothesis'} & set(sys.modules)\n"
         "assert not unwanted, unwanted\n"

@@ -20,9 +20,9 @@ from minipipe.cli.programs import check_num_ranks, ended_early, run_program
 from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import (
     answer_of_ranks,
-    asked_of_ranks,
     errors_left,
     leave_answer,
+    question_of_ranks,
 )
 from minipipe.comm import ProcessGroup, spawn
 from minipipe.comm.job.host import launcher_of_ranks
@@ -82,13 +82,13 @@ class _Watcher:
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> NoReturn:
         model, options = self._arguments[id(pipeline)]
         plan = {name: options[name] for name in PLANNED if name in options}
-        asked = {"recompute": options["recompute"] or None, **self._limits}
+        settings = {"recompute": options["recompute"] or None, **self._limits}
         if plan.get("schedule") != "auto" and str(plan.get("partition")) != "measured":
-            asked["own"] = plan
+            settings["own"] = plan
         kept = options.keys() - {*_CHOSEN, "recompute"}
         rest = {name: options[name] for name in options if name in kept}
         optimiser = _optimiser_of(pipeline)
-        question = Question(model, inputs, targets, rest, optimiser, **asked)
+        question = Question(model, inputs, targets, rest, optimiser, **settings)
         self._leave(pipeline, question)
 
 
@@ -221,32 +221,34 @@ def program_report(
 
             return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
         progress.tell(f"starting {program} on {ranks}")
-        asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
+        settings = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
         failed = f"{program} failed before its first step"
         module = [__name__, program, *arguments]
-        report = answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
+        report = answer_of_ranks(
+            launcher, num_ranks, module, settings, failed, progress
+        )
         return AdviceReport(**report)
 
 
 def main() -> None:
     """Run the program as one rank until its first step, and measure there."""
     program, *arguments = sys.argv[1:]
-    asked = asked_of_ranks()
+    settings = question_of_ranks()
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         Pipeline.watcher = None  # the measured choices must run their steps
         group = pipeline.group
         with errors_left(group):  # no ``except Exception`` of the program catches them
-            check_num_ranks(program, group.size, asked["ranks"], "that were started")
+            check_num_ranks(program, group.size, settings["ranks"], "that were started")
             tell = teller(group, progress=True)
-            how = ("MPI ranks", asked["seconds"], tell)
+            how = ("MPI ranks", settings["seconds"], tell)
             advice = advice_on_ranks(question, group, Pipeline, *how)
         if advice is not None:
             leave_answer(AdviceReport.of(advice)._asdict())
         group.barrier()
         sys.exit(0)
 
-    run_program(program, arguments, _Watcher(leave, asked["limits"]))
+    run_program(program, arguments, _Watcher(leave, settings["limits"]))
 
 
 if __name__ == "__main__":

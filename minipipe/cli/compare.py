@@ -19,9 +19,9 @@ from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.progress import Progress, duration
 from minipipe.cli.ranks import (
     answer_of_ranks,
-    asked_of_ranks,
     errors_left,
     leave_answer,
+    question_of_ranks,
     warn_if_busy,
 )
 from minipipe.cli.streams import put
@@ -119,9 +119,9 @@ def _compared(
 
     if launcher is None:
         return spawn(compare, num_ranks)[0]
-    asked = {"task": asdict(task), "rounds": rounds}
+    settings = {"task": asdict(task), "rounds": rounds}
     failed = "The comparison failed"
-    return answer_of_ranks(launcher, num_ranks, [__name__], asked, failed, progress)
+    return answer_of_ranks(launcher, num_ranks, [__name__], settings, failed, progress)
 
 
 def _checked_seconds(
@@ -214,12 +214,12 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
 
 def main() -> None:
     """Run the device meshes as one rank of a job."""
-    asked = asked_of_ranks()
+    settings = question_of_ranks()
     with init_process_group() as group:
         with errors_left(group):
-            task = Task(**asked["task"])
+            task = Task(**settings["task"])
             tell = teller(group, progress=True)
-            rows = compare_on_ranks(task, group, Pipeline, asked["rounds"], tell)
+            rows = compare_on_ranks(task, group, Pipeline, settings["rounds"], tell)
         if group.rank == 0:
             leave_answer(rows)
 

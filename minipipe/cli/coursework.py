@@ -32,8 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--only", action="append", metavar="TASK", help=only)
     add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
-    own = "draw the numbers of this student, as `minipipe grade --variants` does"
-    add_text(parser, "--student", "NAME", own)
+    name = "draw the numbers of this student, as `minipipe grade --variants` does"
+    add_text(parser, "--student", "NAME", name)
     drawn = "autograder: draw numbers from the student's e-mail address"
     add_flag(parser, "--variants", drawn)
     late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"

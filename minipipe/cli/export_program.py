@@ -23,9 +23,9 @@ from minipipe.cli.programs import (
 from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import (
     answer_of_ranks,
-    asked_of_ranks,
     leave_answer,
     leave_error,
+    question_of_ranks,
 )
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import launcher_of_ranks
@@ -177,10 +177,10 @@ def exported(
                 _run(program, arguments, exporter)
             return [exporter.names[rank] for rank in sorted(exporter.names)]
         files = str(folder.resolve())
-        asked = {"ranks": num_ranks, "steps": num_steps, "folder_of_files": files}
+        settings = {"ranks": num_ranks, "steps": num_steps, "folder_of_files": files}
         failed = f"{program} failed {_BEFORE}"
         module = [__name__, program, *arguments]
-        answer_of_ranks(launcher, num_ranks, module, asked, failed, progress)
+        answer_of_ranks(launcher, num_ranks, module, settings, failed, progress)
         return [f"rank{rank}.py" for rank in range(num_ranks)]
 
 
@@ -212,9 +212,9 @@ def _run(program: str, arguments: Sequence[str], exporter: Exporter) -> None:
 def main() -> None:
     """Run the program as one rank, and write its file."""
     program, *arguments = sys.argv[1:]
-    asked: Mapping[str, Any] = asked_of_ranks()
-    folder = Path(asked["folder_of_files"])
-    sizes = (asked["ranks"], asked["steps"])
+    settings: Mapping[str, Any] = question_of_ranks()
+    folder = Path(settings["folder_of_files"])
+    sizes = (settings["ranks"], settings["steps"])
     exporter = Exporter(program, *sizes, folder, leave_error)
     _run(program, arguments, exporter)
     if 0 in exporter.names:

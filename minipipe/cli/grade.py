@@ -62,8 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--hide-hidden", hide)
     drawn = "draw the numbers of each submission from its name"
     add_flag(parser, "--variants", drawn)
-    own = "draw the numbers from this name, for one submission"
-    add_text(parser, "--student", "NAME", own)
+    name = "draw the numbers from this name, for one submission"
+    add_text(parser, "--student", "NAME", name)
     late = "multiply the points by F for each day of lateness; from 0 to 1"
     add_number(parser, "--late-factor", FACTOR, "F", late)
     deadline = "deadline, such as 2026-11-30T23:59:00+01:00"

@@ -33,7 +33,9 @@ MPI.Finalize()
 """
 
 # it ends with the caller
-_TIED = "from minipipe.comm.job.system_calls import end_with\nend_with({caller})\n"
+_END_WITH_CALLER = (
+    "from minipipe.comm.job.system_calls import end_with\nend_with({caller})\n"
+)
 
 # Variables of a launcher: the process that loads MPI here is not a rank, and must not
 # wait for others.
@@ -84,9 +86,9 @@ def _about_mpi() -> tuple[str, str]:
     """
     if importlib.util.find_spec("mpi4py") is None:
         return "not installed", "within one process only: mpi4py is not installed"
-    said, error = _asked(_ASK_MPI)
+    output, error = _output_of(_ASK_MPI)
     failed = f"mpi4py cannot load an MPI library: {error}"
-    library, *is_cuda_aware = said.splitlines() or [failed]
+    library, *is_cuda_aware = output.splitlines() or [failed]
     if error is not None:
         return library, f"unknown: {error}"
     if is_cuda_aware == ["True"]:
@@ -94,33 +96,39 @@ def _about_mpi() -> tuple[str, str]:
     return library, "through pinned host memory: this MPI is not CUDA-aware"
 
 
-def _asked(program: str) -> tuple[str, str | None]:
+def _output_of(program: str) -> tuple[str, str | None]:
     """Run a program in a separate process; return its output and its error, if it
     fails.
     """
-    command = [sys.executable, "-c", _TIED.format(caller=os.getpid()) + program]
+    command = [
+        sys.executable,
+        "-c",
+        _END_WITH_CALLER.format(caller=os.getpid()) + program,
+    ]
     environment = dict(os.environ)
     for name in os.environ:
         if name.startswith(_LAUNCHER):
             del environment[name]
     limits: dict[str, Any] = {"timeout": 60, "check": False}
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             command, env=environment, capture_output=True, text=True, **limits
         )
     except subprocess.TimeoutExpired:
         return "", "no answer within 60 s"
-    if not asked.returncode:
-        return asked.stdout, None
-    said = asked.stderr.strip() or "it failed without a message"
-    return asked.stdout, said.splitlines()[-1]
+    if not process.returncode:
+        return process.stdout, None
+    message = process.stderr.strip() or "it failed without a message"
+    return process.stdout, message.splitlines()[-1]
 
 
 def _blas_library() -> str:
     """Return the BLAS that NumPy loaded, with its number of threads outside a group."""
-    found = []
+    libraries = []
     for library in threadpool_info():
         if library["user_api"] == "blas":
             threads = counted(library["num_threads"], "thread")
-            found.append(f"{library['internal_api']} {library['version']}, {threads}")
-    return ", ".join(found) or "unknown"
+            libraries.append(
+                f"{library['internal_api']} {library['version']}, {threads}"
+            )
+    return ", ".join(libraries) or "unknown"

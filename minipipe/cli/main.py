@@ -213,12 +213,12 @@ def _complete() -> NoReturn:
     """
     import argcomplete
 
-    _, *words = [*os.environ["COMP_LINE"].split(), ""]
-    argcomplete.autocomplete(_of_all_verbs(words[0]))
+    _, *typed = [*os.environ["COMP_LINE"].split(), ""]
+    argcomplete.autocomplete(_of_all_verbs(typed[0]))
     raise AssertionError("argcomplete exits")
 
 
-def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
+def _of_all_verbs(chosen: str = "") -> argparse.ArgumentParser:
     """Return the parser of all verbs, with the options of one verb, so that no other
     verb is imported.
     """
@@ -233,7 +233,7 @@ def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
     added = parser.add_subparsers(required=True, metavar="VERB", help=argparse.SUPPRESS)
     for name, purpose in VERBS.items():
         of_verb = added.add_parser(name, help=purpose)
-        if name == asked:
+        if name == chosen:
             _declare(of_verb, import_module(f"minipipe.cli.{name}"))
     return parser
 

@@ -48,7 +48,7 @@ def answer_of_ranks(
     launcher: str,
     num_ranks: int,
     module: Sequence[str],
-    asked: Mapping[str, Any],
+    question: Mapping[str, Any],
     failed: str,
     progress: Progress,
 ) -> Any:
@@ -64,8 +64,8 @@ def answer_of_ranks(
     num_ranks : int
     module : sequence of str
         Its name, and its arguments.
-    asked : mapping
-        The question, which :func:`asked_of_ranks` returns on the ranks.
+    question : mapping
+        Data, which :func:`question_of_ranks` returns on the ranks.
     failed : str
         The message if there is no answer.
     progress : Progress
@@ -84,9 +84,9 @@ def answer_of_ranks(
             progress.tell(line.removeprefix(MARK).rstrip())
 
     with tempfile.TemporaryDirectory(prefix="minipipe-ranks-") as folder:
-        question = json.dumps({**asked, "folder": folder})
+        text = json.dumps({**question, "folder": folder})
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", *module]
-        variables = {_QUESTION: question, "COLUMNS": str(terminal_width())}
+        variables = {_QUESTION: text, "COLUMNS": str(terminal_width())}
         job = run_job(command, hear, {**os.environ, **variables})
         error = Path(folder, _ERROR)
         answer = Path(folder, _ANSWER)
@@ -126,7 +126,7 @@ def check_memory(num_ranks: int) -> None:
         raise misuse(f"{problem}; choose fewer ranks.")
 
 
-def asked_of_ranks() -> dict[str, Any]:
+def question_of_ranks() -> dict[str, Any]:
     """Return the question, on a rank."""
     return json.loads(os.environ[_QUESTION])
 
@@ -164,7 +164,7 @@ def errors_left(group: ProcessGroup) -> Iterator[None]:
 
 
 def _path(name: str) -> Path:
-    return Path(asked_of_ranks()["folder"], name)
+    return Path(question_of_ranks()["folder"], name)
 
 
 def _raise(data: Mapping[str, Any], failed: str) -> NoReturn:

@@ -157,7 +157,8 @@ def differences(
         # of equally many, the first rank's
         ((usual, _),) = Counter(filter(None, values)).most_common(1) or [(0, 0)]
         others = [rank for rank, value in enumerate(values) if value not in (0, usual)]
-        found += [(name, values.index(usual), others)] if others else []
+        if others:
+            found.append((name, values.index(usual), others))
     return found
 
 
@@ -190,8 +191,12 @@ def _way_out(own: str, other: str) -> str:
 
 
 def _quoted(line: str | None) -> str:
-    return "nothing" if line is None else f'"{_shortened(line)}"'
+    if line is None:
+        return "nothing"
+    return f'"{_shortened(line)}"'
 
 
 def _shortened(text: str, width: int = 200) -> str:
-    return text if len(text) <= width else text[: width - 2] + " …"
+    if len(text) <= width:
+        return text
+    return text[: width - 2] + " …"

@@ -239,11 +239,10 @@ def _allocated(own: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """Return memory for a message that arrives: a channel's own array if it is as
     expected.
     """
-    is_expected = (tuple(own.shape), described(own.dtype, shape, 0).dtype) == (
-        shape,
-        dtype,
-    )
-    return own if is_expected else np.empty(shape, dtype)
+    own_dtype = described(own.dtype, shape, 0).dtype
+    if (tuple(own.shape), own_dtype) == (shape, dtype):
+        return own
+    return np.empty(shape, dtype)
 
 
 class BroadcastChannel:
@@ -284,14 +283,14 @@ class BroadcastChannel:
         self._sending = [
             group.send_channel(shape, dtype, child, tag, what) for child in children
         ]
-        self._receiving = (
-            None
-            if parent is None
-            else group.receive_channel(shape, dtype, parent, tag, what)
-        )
+        self._receiving: ReceiveChannel | None = None
+        if parent is not None:
+            self._receiving = group.receive_channel(shape, dtype, parent, tag, what)
         # Without a copy for the first child, often the only one.
         first = self._receiving or next(iter(self._sending), None)
-        self.array = empty(shape, dtype, np) if first is None else first.array
+        self.array = empty(shape, dtype, np)
+        if first is not None:
+            self.array = first.array
 
     def run(self) -> Array:
         """Return the array that the root has sent, of whatever shape and dtype it is.

@@ -81,7 +81,7 @@ class PersistentSend(SendChannel):
         self, group: MPIGroup, like: np.ndarray, destination: int, tag: int, what: Label
     ) -> None:
         is_small = like.nbytes <= LONGEST
-        buffer = _Buffer(like, capacity=like.nbytes if is_small else 0)
+        buffer = _Buffer(like, capacity=like.nbytes * is_small)
         super().__init__(group, buffer.array, destination, tag, what)
         self._header = Header.of(like)
         buffer.message[:HEADER_SIZE] = self._header.packed
@@ -148,9 +148,11 @@ class PersistentSend(SendChannel):
         return True
 
     def _awaited(self) -> str:
-        told = self._what() if callable(self._what) else self._what or self._header
+        what: object = self._what or self._header
+        if callable(what):
+            what = what()
         return (
-            f"rank {self._group.world_ranks[self._destination]} to take {told} with "
+            f"rank {self._group.world_ranks[self._destination]} to take {what} with "
             f"tag {self._tag}"
         )
 

@@ -123,11 +123,11 @@ def expect_equal(got: object, expected: object, what: str) -> None:
         ...
     minipipe.coursework.expectations.Unexpected: rows(4, 8): expected 4, got 3
     """
-    wanted = _plain(expected, what)
+    reference = _plain(expected, what)
     value = _plain(got, what)
-    if value != wanted:
+    if value != reference:
         raise Unexpected(
-            what, shown(expected), _first_difference(value, wanted) or shown(got)
+            what, shown(expected), _first_difference(value, reference) or shown(got)
         )
 
 
@@ -144,12 +144,12 @@ def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) ->
     else:
         expect_type(got, np.ndarray, what)
     value = np.asarray(got)
-    wanted = np.asarray(expected)
-    _expect_same("shape", value.shape, wanted.shape, what)
-    allowed = tolerance * max(1.0, float(np.abs(wanted).max(initial=0.0)))
-    is_near = np.abs(value - wanted) <= allowed  # False for nan
+    reference = np.asarray(expected)
+    _expect_same("shape", value.shape, reference.shape, what)
+    allowed = tolerance * max(1.0, float(np.abs(reference).max(initial=0.0)))
+    is_near = np.abs(value - reference) <= allowed  # False for nan
     if not is_near.all():
-        raise _unexpected_element(what, value, wanted, ~is_near)
+        raise _unexpected_element(what, value, reference, ~is_near)
 
 
 def _expect_same(noun: str, got: object, expected: object, what: str) -> None:

@@ -104,7 +104,7 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
     return short
 
 
-def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
+def fit_columns(panels: Sequence[Panel], width: int) -> Columns:
     """Choose the columns of the longest makespan and of one band.
 
     If all labels fit into one band, there is one band. Otherwise there are a few, with
@@ -113,19 +113,19 @@ def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
     """
     makespan = max(panel.timeline.makespan for panel in panels)
     if not makespan:
-        return Columns(makespan, room, room)
+        return Columns(makespan, width, width)
     # a slice takes a part of a unit
     per_unit = math.lcm(*(panel.num_slices for panel in panels))
     if _are_whole(panels, per_unit):
-        columns = _of_whole_units(panels, makespan, room, per_unit)
+        columns = _of_whole_units(panels, makespan, width, per_unit)
     else:
-        columns = _of_any_times(panels, makespan, room)
+        columns = _of_any_times(panels, makespan, width)
     rows = (row for panel in panels for row in panel.timeline.spans)
     longest = max(len(drawn_spans(row)) for row in rows)
     # a column for each action, not to scale
     if columns is None or columns.total < longest:
-        bands = max(_FEW_BANDS, math.ceil(longest / room))
-        return Columns(makespan, room * bands, room)
+        bands = max(_FEW_BANDS, math.ceil(longest / width))
+        return Columns(makespan, width * bands, width)
     return columns
 
 
@@ -204,7 +204,7 @@ def shortest_time(panels: Sequence[Panel]) -> float:
 
 
 def _of_whole_units(
-    panels: Sequence[Panel], makespan: float, room: int, per_unit: int
+    panels: Sequence[Panel], makespan: float, width: int, per_unit: int
 ) -> Columns | None:
     """Lay out times that are multiples of a fraction of a unit, each fraction with a
     whole number of columns.
@@ -213,29 +213,29 @@ def _of_whole_units(
     """
     units = int(makespan * per_unit)
     shortest = max(1, int(shortest_time(panels) * per_unit))
-    if units > _MANY_BANDS * room:
-        return _of_any_times(panels, makespan, room)
-    most = min(_MOST_COLUMNS, room // units)
+    if units > _MANY_BANDS * width:
+        return _of_any_times(panels, makespan, width)
+    most = min(_MOST_COLUMNS, width // units)
     names = label_width(panels, True)
     short = label_width(panels, False)
     if most * shortest >= names:
-        return Columns(makespan, units * most, room)
+        return Columns(makespan, units * most, width)
     # Upper and lower case distinguish two stages, and no more.
     has_letters = max(len(stages) for panel in panels for stages in panel.stages) <= 2
-    for most_bands, width, names_stages in (
+    for most_bands, label, names_stages in (
         (_FEW_BANDS, max(names, short + 1), True),
         (_FEW_BANDS * has_letters, short, False),
         (_MANY_BANDS, names, True),
         (_MANY_BANDS, short + 1, False),
         (_MANY_BANDS, short, False),
     ):
-        each = math.ceil(width / shortest)
-        bands = math.ceil(units / (room // each))
+        each = math.ceil(label / shortest)
+        bands = math.ceil(units / (width // each))
         if bands <= most_bands:
-            band = _even(units, bands, room // each) * each
+            band = _even(units, bands, width // each) * each
             return Columns(makespan, units * each, band, names_stages)
-    each = max(1, _FEW_BANDS * room // units)
-    return Columns(makespan, units * each, room // each * each, names_stages=False)
+    each = max(1, _FEW_BANDS * width // units)
+    return Columns(makespan, units * each, width // each * each, names_stages=False)
 
 
 def _even(units: int, bands: int, most: int) -> int:
@@ -248,22 +248,22 @@ def _even(units: int, bands: int, most: int) -> int:
 
 
 def _of_any_times(
-    panels: Sequence[Panel], makespan: float, room: int
+    panels: Sequence[Panel], makespan: float, width: int
 ) -> Columns | None:
     names = label_width(panels, True)
     short = label_width(panels, False)
     ratio = makespan / shortest_time(panels)  # may be infinite
-    for width, names_stages, most_bands in (
+    for label, names_stages, most_bands in (
         (names, True, 1),
         (short, False, 1),
         (names, True, _FEW_BANDS),
         (short, False, _MANY_BANDS),
         (1, False, _FEW_BANDS),
     ):
-        bands = width * ratio / room
+        bands = label * ratio / width
         if bands <= most_bands:
-            total = room * max(1, math.ceil(bands))
-            return Columns(makespan, total, room, names_stages)
+            total = width * max(1, math.ceil(bands))
+            return Columns(makespan, total, width, names_stages)
     return None
 
 

@@ -199,7 +199,7 @@ def test_a_program_may_have_one_group_after_another():
             "elif group.rank == 1: subprocess.Popen(['sh', '-c', f'sleep 1.5; "
             "kill -STOP {os.getpid()}'])\n",
             "All ranks have finished, but MPI did not finalise",
-            id="a rank is stopped after its goodbye",
+            id="a rank is stopped after its shutdown handshake",
         ),
         slowly(
             "gathered = group.all_gather\n"

@@ -127,7 +127,7 @@ def test_abort_ends_all_with_its_code():
     ],
 )
 def test_an_exit_that_is_caught_or_zero_or_of_a_child_ends_nobody(name, place):
-    """The stories: a forked child said goodbye in the name of its rank; a rank that
+    """The stories: a forked child announced the shutdown of its rank; a rank that
     worked on was ended in the end.
     """
     check(name, place)

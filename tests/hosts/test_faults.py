@@ -94,7 +94,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(hosts, request):
     ]
     assert set(named) <= {VICTIM}, said
     if hosts == "two_hosts" and not named:
-        pytest.xfail("on a busy machine the launcher can be faster than the witness")
+        pytest.xfail("on a busy machine the launcher can be faster than the watchdog")
 
 
 def test_a_rank_that_raises_ends_all_with_one_traceback(two_hosts):

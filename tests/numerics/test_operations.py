@@ -19,6 +19,7 @@ import pytest
 
 from minipipe import Tensor, functional
 from minipipe import functional as F
+from minipipe.core import functional as core_functional
 from minipipe.testing import check_gradients
 from tests.launch import for_each
 from tests.numerics.formulas import (
@@ -614,7 +615,8 @@ def attached_to_tensor() -> set[str]:
     found = set()
     for name, member in vars(Tensor).items():
         function = member.fget if isinstance(member, property) else member
-        is_ours = getattr(function, "__module__", "").startswith("minipipe.functional")
+        home = getattr(function, "__module__", "")
+        is_ours = home.startswith(("minipipe.functional", "minipipe.core.functional"))
         if is_ours and name not in WITHOUT_GRADIENT:
             found.add(f"Tensor.{name}")
     return found
@@ -664,8 +666,14 @@ def test_the_gradients_are_those_of_central_differences(row):
 def test_every_operation_of_a_file_is_offered_by_the_package():
     """An operation that only its own file names would escape the table above."""
     offered = set()
+    packages = {
+        "minipipe.functional.": F.__path__,
+        "minipipe.core.functional.": core_functional.__path__,
+    }
     modules = [
-        one.name for one in pkgutil.iter_modules(F.__path__, "minipipe.functional.")
+        one.name
+        for prefix, path in packages.items()
+        for one in pkgutil.iter_modules(path, prefix)
     ]
     for module in (*modules, "minipipe.core.joints"):
         defined = vars(importlib.import_module(module)).items()

@@ -44,7 +44,11 @@ def test_in_a_terminal_it_stops_as_the_page_shows(tmp_path):
 
 def test_the_line_at_which_the_page_stops_runs_an_action():
     (number,) = re.findall(
-        r"minipipe/execution/executor\.py:(\d+)", " ".join(PAGE.split())
+        r"minipipe/core/execution/executor\.py:(\d+)", " ".join(PAGE.split())
     )
-    lines = (ROOT / "minipipe" / "execution" / "executor.py").read_text().splitlines()
+    lines = (
+        (ROOT / "minipipe" / "core" / "execution" / "executor.py")
+        .read_text()
+        .splitlines()
+    )
     assert lines[int(number) - 1].strip() == "step(self)"

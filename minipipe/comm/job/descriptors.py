@@ -50,11 +50,11 @@ class Descriptors:
     def __init__(self, launcher: int | None) -> None:
         # If the program closed the only copy, the launcher would assume that the rank
         # has died and kill all ranks. The second copy has a lower number than the
-        # connection to the witness: the kernel closes files from the highest number
-        # down, and the witness must notice the end first.
-        self._launcher = (
-            [] if launcher is None else [launcher, raised(launcher, 2 * _ROOM)]
-        )
+        # connection to the watchdog process: the kernel closes files from the highest number
+        # down, and that process must notice the end first.
+        self._launcher: list[int] = []
+        if launcher is not None:
+            self._launcher = [launcher, raised(launcher, 2 * _ROOM)]
         low = os.pipe()
         self._reading, self._writing = map(raised, low)
         for end in low:

@@ -36,7 +36,7 @@ from minipipe.comm.job.system_calls import adopt_orphans, end_descendants, end_w
 from minipipe.errors import LaunchError, quoted
 
 # seconds for mpirun to end all processes after a signal, before it is killed
-_PATIENCE = 10.0
+_LONGEST_STOP = 10.0
 # seconds for processes that outlive mpirun, such as a watchdog process, before they are
 # killed
 _GRACE = 2.0
@@ -64,13 +64,12 @@ class Ending(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        name = ""
+        how = f"exit code {self.code}"
         with suppress(ValueError):  # no signal
-            name = signal.Signals(-self.code if self.code < 0 else self.code - 128).name
-        if self.code < 0:
-            how = f"{name} of the launcher"
-        else:
-            how = f"exit code {self.code}" + (f" ({name})" if name else "")
+            if self.code < 0:
+                how = f"{signal.Signals(-self.code).name} of the launcher"
+            else:
+                how += f" ({signal.Signals(self.code - 128).name})"
         return f"{how} after {self.seconds:.1f} s"
 
 
@@ -161,13 +160,14 @@ class Attempts:
     def _hear(self, number: int, _: FrameType | None) -> None:
         if not self.stopped_by:
             self.stopped_by = number
-            signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+            signal.setitimer(signal.ITIMER_REAL, _LONGEST_STOP)
         self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
         if self._launcher is not None:
-            is_interrupt = number == signal.SIGINT
-            self._launcher.send_signal(number if is_interrupt else signal.SIGTERM)
+            if number != signal.SIGINT:
+                number = signal.SIGTERM
+            self._launcher.send_signal(number)
 
     def _give_up(self, *_: object) -> None:
         if self._launcher is not None:
@@ -204,7 +204,9 @@ def shell_code(code: int) -> int:
     >>> shell_code(3), shell_code(-15)
     (3, 143)
     """
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        return 128 - code
+    return code
 
 
 # -- a job of this process -------------------------------------------------------------
@@ -334,7 +336,9 @@ def _raised_in(lines: Sequence[str], rank: str) -> str:
         elif is_awaited and line.strip() and not line.startswith((" ", "Traceback ")):
             error = line
             is_awaited = False
-    return f"{rank.strip('[] ')}: {error}" if rank else error
+    if rank:
+        return f"{rank.strip('[] ')}: {error}"
+    return error
 
 
 def main() -> NoReturn:

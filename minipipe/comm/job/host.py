@@ -31,14 +31,18 @@ def find_mpirun() -> str | None:
     None.
     """
     beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
+    if beside.exists():
+        return str(beside)
+    return shutil.which("mpirun")
 
 
 def launcher_of_ranks() -> str | None:
     """Return the mpirun that starts ranks; None if there is none, or this process is a
     rank, which cannot.
     """
-    return find_mpirun() if num_ranks(os.environ) == 1 else None
+    if num_ranks(os.environ) == 1:
+        return find_mpirun()
+    return None
 
 
 def launcher_socket(environment: Mapping[str, str]) -> int | None:
@@ -93,7 +97,8 @@ def busy_cores(seconds: float = 0.25) -> float:
     busy = 0.0
     for core in cores() & first.keys() & last.keys():
         worked, total = (now - before for now, before in zip(last[core], first[core]))
-        busy += worked / total if total > 0 else 0.0
+        if total > 0:
+            busy += worked / total
     return busy
 
 

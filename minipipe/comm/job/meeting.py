@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from minipipe.comm.job import witness
+from minipipe.comm.job import watchdog
 from minipipe.comm.job.descriptors import raised
 from minipipe.comm.job.host import launcher_socket
 from minipipe.core.comm.host import LOCAL_SIZE, SIZE, launcher_number
@@ -189,13 +189,15 @@ def _shared_memory() -> set[str]:
     # gone.
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
-        shared = [line for line in lines if f" {witness.SHARED}" in line]
+        shared = [line for line in lines if f" {watchdog.SHARED}" in line]
         return {line.rpartition(" ")[2] for line in shared}
     return set()
 
 
 def _named(ranks: list[str]) -> str:
-    return f"Rank {', '.join(ranks)}" if ranks else f"A rank of {socket.gethostname()}"
+    if ranks:
+        return f"Rank {', '.join(ranks)}"
+    return f"A rank of {socket.gethostname()}"
 
 
 def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
@@ -209,7 +211,7 @@ def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
     return bool(poll.poll(0))
 
 
-def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:
+def line_to_watchdog(rank: int, size: int, environment: Mapping[str, str]) -> Line:
     """Connect to the watchdog process of this host, which the first rank starts; only
     Linux has one.
     """
@@ -221,7 +223,7 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
             "child of a rank"
         )
     num_local = launcher_number(environment, LOCAL_SIZE)
-    launcher = witness.launcher_of(os.getpid())
+    launcher = watchdog.launcher_of(os.getpid())
     address = f"\0minipipe-{os.getuid()}-{launcher}"
     with suppress(OSError):
         for _ in range(_ATTEMPTS):
@@ -271,7 +273,7 @@ def _connected(address: str) -> socket.socket | None:
     connection = _socket()
     with suppress(ConnectionRefusedError):
         connection.connect(address)
-        if witness.is_own(connection):
+        if watchdog.is_own(connection):
             return connection
     connection.close()
     return None
@@ -289,7 +291,7 @@ def _started(
         listener.listen(socket.SOMAXCONN)
         numbers = map(str, (listener.fileno(), launcher, num_local, size))
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(witness.__file__)), *numbers],
+            [sys.executable, "-I", "-S", str(Path(watchdog.__file__)), *numbers],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],

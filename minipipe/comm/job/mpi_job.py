@@ -4,19 +4,19 @@ A rank that raises, exits or returns while others wait for it would leave them w
 for ever. So
 
 * an exception, or ``sys.exit(n)`` inside the with-block, aborts the job [1];
-* a rank whose program has finished announces its shutdown to all others (the "goodbye")
+* a rank whose program has finished announces its shutdown to all others
   [2], and finalises MPI once all ranks have done so [3];
-* a rank that is blocked on one that has said goodbye [4] complains to it, and the
-  complaint ends the job [5];
+* a rank that is blocked on one that has announced its shutdown [4] complains to it, and
+  the complaint ends the job [5];
 * a rank that has waited for too long asks all others for a report [6]; their watchdog
   threads answer [7]; a table of all ranks, with the rank that blocks the others, ends
   the job.
 
 The tags are repeated at the code, here and in ``mpi.py``::
 
-    rank 0   works … ends --- goodbye [2] ---> waits for goodbyes [3] ........ complaint [5]: prints it, aborts
+    rank 0   works … ends --- shutdown [2] --> waits for shutdowns [3] ....... complaint [5]: prints it, aborts
                                  |                                                 ^
-    rank 1   works … waits for rank 0 … notes the goodbye [4], still no message: complains
+    rank 1   works … waits for rank 0 … notes the shutdown [4], still no message: complains
     rank 2   works … waits for rank 3 … for too long: asks all [6] … rank 3 does not answer: prints it, aborts
                                            |          ^
     rank 4   works … waits for rank 3 …    `---> answers [7]
@@ -33,16 +33,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from minipipe.comm.job.diagnosis import (
+    STOPPED,
+    diagnosis,
+    is_debugged,
+    state_of,
+    waits_for_a_person,
+)
 from minipipe.comm.job.meeting import FINALISING
 from minipipe.comm.job.process import DEFERENCE, RankProcess
 from minipipe.comm.job.reports import RankReport, report_of
-from minipipe.comm.job.verdict import (
-    STOPPED,
-    is_debugged,
-    state_of,
-    verdict,
-    waits_for_a_person,
-)
 from minipipe.core.comm.host import yield_core
 from minipipe.core.comm.mpi_process import MPI, MPIProcess
 from minipipe.core.comm.watch import Deadline, Words, titled
@@ -55,7 +55,7 @@ _LOOK = 0.1  # seconds between the polls of the watchdog thread
 _ANSWERS = 1.0  # seconds for answers; a rank without one by then is silent
 _PRECEDENCE = 2.5  # seconds in which a lower rank that has asked may end the job
 # tags on the job's own communicator
-_GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)
+_SHUTDOWN, _COMPLAINT, _QUESTION, _ANSWER = range(4)
 # process, whether its watchdog thread may use MPI, and host
 _PROCESS = struct.Struct("q?63s")
 _FINALISING = 5.0  # seconds that finalising may take, however short the timeout
@@ -85,7 +85,7 @@ class MPIJob(MPIProcess):
         self.control = MPI.COMM_WORLD.Dup()
         self.others = set(range(self.world.size)) - {self.world.rank}
         self.departed: set[int] = set()
-        self.finalise: Callable[[], object] = MPI.Finalize  # after all goodbyes
+        self.finalise: Callable[[], object] = MPI.Finalize  # after all shutdowns
         self._processes = _processes(self.world)
         # this rank's sends on the job's own communicator
         self._letters: list[MPI.Request] = []
@@ -98,15 +98,19 @@ class MPIJob(MPIProcess):
         self._watched: Deadline | None = None
         self._is_left = threading.Event()
         self._has_mentioned_debugger = False
-        look_out = self._look_out
-        self._lookout = threading.Thread(target=look_out, name="lookout", daemon=True)
-        self._lookout.start()
+        self._watchdog = threading.Thread(
+            target=self._watch, name="watchdog", daemon=True
+        )
+        self._watchdog.start()
         os.register_at_fork(after_in_child=self._disown)
 
     def _disown(self) -> None:
         """In a forked child: leave MPI, and the end of the job, to the parent."""
         for group in self.groups:
-            group.disown()
+            group.is_closed = True
+            group.under_way.clear()
+            group.posted.clear()
+            group._resources.pop_all()
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
         """Expect nothing more of lost ranks. Finalise in another way at the end."""
@@ -130,7 +134,7 @@ class MPIJob(MPIProcess):
                 data = bytearray(status.Get_count(MPI.BYTE))
                 rank = status.source
                 self.control.Recv(data, rank, status.tag)
-                if status.tag == _GOODBYE:
+                if status.tag == _SHUTDOWN:
                     self.departed.add(rank)
                 elif status.tag == _COMPLAINT:
                     self._complaint = data.decode()
@@ -157,7 +161,7 @@ class MPIJob(MPIProcess):
             with suppress(MPI.Exception):  # that rank is lost
                 self._letters.append(self.control.Isend(data, rank, tag))
 
-    def _look_out(self) -> None:
+    def _watch(self) -> None:
         """Answer for this rank while it works; give up for it while it is blocked
         inside MPI.
         """
@@ -186,7 +190,9 @@ class MPIJob(MPIProcess):
             f"MessageError: Rank {who} has waited {report.seconds:.1f} s for "
             f"{report.awaited}."
         )
-        self.process.end("\n".join([waited, verdict(reports, self.activity.roles)]), 1)
+        self.process.end(
+            "\n".join([waited, diagnosis(reports, self.activity.roles)]), 1
+        )
 
     @contextmanager
     def watching(self, limit: float, peer: int | None, words: Words) -> Iterator[None]:
@@ -209,7 +215,9 @@ class MPIJob(MPIProcess):
         If several ranks ask at once, the lowest one that may end the job proceeds, and
         the others wait for that.
         """
-        reports = [] if self._was_asked() else self._ask_all(may_end)
+        reports = []
+        if not self._was_asked():
+            reports = self._ask_all(may_end)
         if self._was_asked():
             self._attend_until(is_over, _PRECEDENCE)
             if is_over():
@@ -218,7 +226,9 @@ class MPIJob(MPIProcess):
         if is_debugged(reports) and not self._has_mentioned_debugger:
             self._has_mentioned_debugger = True
             self.process.say(waits_for_a_person(reports, self.world.rank))
-        return None if is_over() or is_debugged(reports) else reports
+        if is_over() or is_debugged(reports):
+            return None
+        return reports
 
     def _was_asked(self) -> bool:
         return time.perf_counter() < self._asked_at + _PRECEDENCE
@@ -231,8 +241,9 @@ class MPIJob(MPIProcess):
 
     def _ask_all(self, may_end: bool) -> list[RankReport]:
         self._answers = {}
+        question = b"may end" * may_end
         for rank in self.others:
-            self._send(rank, b"may end" if may_end else b"", _QUESTION)
+            self._send(rank, question, _QUESTION)
         self._attend_until(lambda: len(self._answers) >= len(self.others), _ANSWERS)
         own = self.world.rank
         answers = {own: report_of(self.activity, own), **self._answers}
@@ -241,7 +252,9 @@ class MPIJob(MPIProcess):
 
     def _silent(self, rank: int) -> RankReport:
         pid, may_answer, host = self._processes[rank]
-        place = state_of(pid) if host == socket.gethostname() else ""
+        place = ""
+        if host == socket.gethostname():
+            place = state_of(pid)
         if not may_answer and place != STOPPED:
             place = "perhaps busy: with this MPI a rank answers only while it waits"
         return RankReport(rank, pid, host, place=place, is_silent=True)
@@ -273,8 +286,8 @@ class MPIJob(MPIProcess):
         """
         reports = self.judge(is_over)
         if reports is not None:
-            diagnosis = verdict(reports, self.activity.roles)
-            raise MessageError("timeout", f"{waited}.\n{diagnosis}")
+            lines = diagnosis(reports, self.activity.roles)
+            raise MessageError("timeout", f"{waited}.\n{lines}")
 
     def _complain(self, rank: int, text: str) -> None:
         """Tell a rank that has finished that this one is blocked on it; that rank ends
@@ -305,9 +318,9 @@ class MPIJob(MPIProcess):
         if self.process.is_over or MPI.Is_finalized():
             return
         try:
-            self._wait_for_goodbyes()
+            self._shut_down_together()
             self._is_left.set()
-            self._lookout.join()
+            self._watchdog.join()
             for group in self.groups:
                 group.withdraw()
             self.process.descriptors.restore()
@@ -320,19 +333,20 @@ class MPIJob(MPIProcess):
         except BaseException as error:
             self.process.end_by(error)
 
-    def _wait_for_goodbyes(self) -> None:
+    def _shut_down_together(self) -> None:
         self.activity.has_ended = True
         for rank in self.others:
-            self._send(rank, b"", _GOODBYE)  # [2]
+            self._send(rank, b"", _SHUTDOWN)  # [2]
         deadline = Deadline(max(self.timeout / _LOOKS, _ANSWERS))
         pause = 50e-6
         while not self.others <= self.departed:  # [3]
             self.attend()
             if self._complaint:  # [5]
                 exited = f"This rank exited early{self.process.exit_place}"
+                words = f"{exited}. {self._complaint}"
                 last = self.activity.words()
-                action = f" Its last action was {last}." if last else ""
-                words = f"{exited}. {self._complaint}{action}"
+                if last:
+                    words += f" Its last action was {last}."
                 self.process.end(words, self.process.exit_code)
             if deadline.poll():
                 self._end_if_one_is_silent(deadline.limit)
@@ -355,7 +369,7 @@ class MPIJob(MPIProcess):
         self._silent_for = {rank: s + pause + _ANSWERS for rank, s in before.items()}
         if any(seconds > self.timeout for seconds in self._silent_for.values()):
             waited = "This rank has finished and waits for the others."
-            text = "\n".join([waited, verdict(reports, self.activity.roles)])
+            text = "\n".join([waited, diagnosis(reports, self.activity.roles)])
             self.process.end(text, self.process.exit_code)
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -85,11 +85,11 @@ class RankProcess:
         """
         if self.is_over:
             raise not_a_rank(f"This process was forked by rank {self.rank}")
-        if not self._has_started:
-            self.line.wait_for_all(timeout)
-        with (
-            nullcontext() if self._has_started else self.line.limited(timeout, STARTING)
-        ):
+        if self._has_started:
+            yield
+            return
+        self.line.wait_for_all(timeout)
+        with self.line.limited(timeout, STARTING):
             yield
         self._has_started = True
 
@@ -154,8 +154,9 @@ class RankProcess:
             with suppress(Exception, SystemExit):
                 self._python_excepthook(type(error), error, error.__traceback__)
         words = last_words(error)
-        is_said = not self.role or self.role in words
-        self.end(words if is_said else f"{self.role}:\n{words}", exit_code_of(error))
+        if self.role not in words:
+            words = f"{self.role}:\n{words}"
+        self.end(words, exit_code_of(error))
 
     def end(self, words: str, code: int) -> NoReturn:
         """Print the final message, unless another rank of this host has, and end all

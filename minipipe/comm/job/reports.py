@@ -26,7 +26,7 @@ from minipipe.errors import LaunchError, MinipipeError, counted
 # of the final message, to fit a screen; the middle of a longer text is left out
 _MOST_LINES = 22
 _DEBUGGERS = ("bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy")
-_PACKAGES_OF_CALLS = ("minipipe.core.", "minipipe.comm.", "minipipe.pipeline.")
+_PACKAGES_OF_CALLS = ("minipipe.core.comm.", "minipipe.comm.", "minipipe.pipeline.")
 _LIBRARIES = (
     str(Path(__file__).resolve().parents[2]) + os.sep,
     os.path.dirname(os.__file__) + os.sep,
@@ -190,7 +190,9 @@ def _frames(thread: int | None) -> list[tuple[FrameType, int]]:
     frame = sys._current_frames().get(thread or 0)
     if was_enabled:
         gc.enable()
-    return list(traceback.walk_stack(frame)) if frame else []
+    if frame is None:
+        return []
+    return list(traceback.walk_stack(frame))
 
 
 def place_of(stack: Sequence[tuple[FrameType, int]]) -> str:
@@ -214,7 +216,9 @@ def place_of(stack: Sequence[tuple[FrameType, int]]) -> str:
     code = frame.f_code
     source = linecache.getline(code.co_filename, line).strip()
     place = f"{os.path.basename(code.co_filename)}, line {line}, in {code.co_name}"
-    return f"{place}: {source[:60]}" if source else place
+    if source:
+        place += f": {source[:60]}"
+    return place
 
 
 def _is_library(file: str) -> bool:
@@ -243,7 +247,9 @@ def last_words(error: BaseException) -> str:
 
 def _cause(error: BaseException) -> str:
     stack = list(traceback.walk_tb(error.__traceback__))
-    place = f" at {place_of(stack[::-1])}" if stack else ""
+    place = ""
+    if stack:
+        place = f" at {place_of(stack[::-1])}"
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted{place}."
     if isinstance(error, SystemExit):

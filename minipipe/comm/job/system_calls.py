@@ -81,6 +81,12 @@ def give_up_privileges() -> None:
     call("capset", header, bytes(24))
 
 
+def _kill_descendants() -> None:
+    for process in _descendants():
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
+
+
 def end_descendants(grace: float = 0.0, limit: float = float("inf")) -> bool:
     """Kill all descendants of this process, which has adopted their orphans; return
     whether none is left.
@@ -101,9 +107,8 @@ def end_descendants(grace: float = 0.0, limit: float = float("inf")) -> bool:
             # orphans become children, so at the end there are none
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-            for process in _descendants() if spent >= grace else ():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(process, signal.SIGKILL)
+            if spent >= grace:
+                _kill_descendants()
             time.sleep(_LOOK)
         return False
     return True

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
+from minipipe.comm.job.diagnosis import diagnosis
 from minipipe.comm.job.reports import check_claim, report_of
-from minipipe.comm.job.verdict import verdict
 from minipipe.core.comm.host import RANK, launcher_number
 from minipipe.core.comm.watch import RankActivity, Watch
 
@@ -35,7 +35,7 @@ class JobWatch(Watch):
         """
         if self.process is not None:
             return
-        from minipipe.comm.job.meeting import line_to_witness  # not on Windows
+        from minipipe.comm.job.meeting import line_to_watchdog  # not on Windows
         from minipipe.comm.job.process import RankProcess
 
         rank = launcher_number(os.environ, RANK)
@@ -43,7 +43,7 @@ class JobWatch(Watch):
             if not faulthandler.is_enabled():
                 # a crash in compiled code shows the Python lines that led there
                 faulthandler.enable(all_threads=False)
-        self.process = RankProcess(rank, line_to_witness(rank, num_ranks, os.environ))
+        self.process = RankProcess(rank, line_to_watchdog(rank, num_ranks, os.environ))
 
     def starting(self, timeout: float) -> AbstractContextManager[None]:
         """Wait for the other ranks of this host, and limit the time of the block."""
@@ -62,7 +62,7 @@ class JobWatch(Watch):
     ) -> str:
         """Return a table of the thread ranks, and the one that blocks the others."""
         reports = [report_of(each, rank) for rank, each in enumerate(activities)]
-        return verdict(reports, roles)
+        return diagnosis(reports, roles)
 
     def check_claim(self, activity: RankActivity) -> None:
         """Refuse a second thread while the first one is inside a call."""

@@ -73,7 +73,9 @@ def num_ranks(environment: Mapping[str, str]) -> int | None:
     (4, 1)
     """
     size = max(launcher_number(environment, [name]) for name in SIZE)
-    return size if size > 1 else None if "PMIX_RANK" in environment and not size else 1
+    if not size and "PMIX_RANK" in environment:
+        return None
+    return max(size, 1)
 
 
 # -- this process ----------------------------------------------------------------------
@@ -154,7 +156,9 @@ def keep_freed_memory() -> None:
 def cores() -> set[int]:
     """Return the numbers of the cores that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
-    return allowed(0) if allowed else set(range(os.cpu_count() or 1))
+    if allowed:
+        return allowed(0)
+    return set(range(os.cpu_count() or 1))
 
 
 yield_core = getattr(os, "sched_yield", lambda: None)

@@ -53,7 +53,9 @@ class OneRankGroup(ThreadGroup):
         super().__init__(Switchboard(1, take_turns=False), [0], 0, timeout)
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
-        return OneRankGroup(self.timeout) if members else None
+        if not members:
+            return None
+        return OneRankGroup(self.timeout)
 
 
 @with_hints
@@ -113,7 +115,7 @@ def init_process_group(
 
 
 def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup:
-    several = f"{started} ranks" if started else "several ranks"
+    several = f"{started or 'several'} ranks"
     if sys.platform == "win32":
         raise LaunchError(
             "unavailable",
@@ -206,38 +208,54 @@ def spawn(
     results: list[Any] = [None] * num_ranks
 
     def run(rank: int) -> None:
-        switchboard.activities[rank].thread = threading.get_ident()
-        try:
-            with ThreadGroup(switchboard, members, rank, limit) as group:
-                switchboard.wait(rank, Wait(lambda: True, lambda: "its turn"), limit)
-                results[rank] = contextvars.Context().run(function, group)
-        except Cancelled:
-            pass
-        except BaseException as error:
-            explain(error)
-            # at once: fail() may wait for the lock
-            switchboard.activities[rank].has_ended = True
-            # as under MPI, a rank that leaves with 0 has returned
-            if exit_code_of(error):
-                switchboard.fail(rank, error)
-        finally:
-            switchboard.leave(rank)
+        with ThreadGroup(switchboard, members, rank, limit) as group:
+            switchboard.wait(rank, Wait(lambda: True, lambda: "its turn"), limit)
+            results[rank] = contextvars.Context().run(function, group)
 
     threads = [
-        threading.Thread(target=run, args=(r,), name=f"rank {r}", daemon=True)
-        for r in range(num_ranks)
+        threading.Thread(
+            target=_run_rank,
+            args=(run, rank, switchboard),
+            name=f"rank {rank}",
+            daemon=True,
+        )
+        for rank in members
     ]
     with limit_blas_threads(blas_threads):
         for thread in threads:
             thread.start()
         _join(threads, switchboard)
     if switchboard.failure is not None:
-        rank, error = switchboard.failure
-        role = switchboard.activities[rank].roles.get(rank)
-        which = f"a thread: {role}" if role else "a thread"
-        error.add_note(f"raised on rank {rank} of {num_ranks} ({which})")
-        raise error
+        raise _noted(*switchboard.failure, switchboard)
     return results
+
+
+def _run_rank(run: Callable[[int], None], rank: int, switchboard: Switchboard) -> None:
+    """Run a rank in this thread, and let the switchboard know how it ends."""
+    switchboard.activities[rank].thread = threading.get_ident()
+    try:
+        run(rank)
+    except Cancelled:
+        pass
+    except BaseException as error:
+        explain(error)
+        # at once: fail() may wait for the lock
+        switchboard.activities[rank].has_ended = True
+        # as under MPI, a rank that leaves with 0 has returned
+        if exit_code_of(error):
+            switchboard.fail(rank, error)
+    finally:
+        switchboard.leave(rank)
+
+
+def _noted(rank: int, error: BaseException, switchboard: Switchboard) -> BaseException:
+    """Return the error of a rank, with a note that names the rank."""
+    which = "a thread"
+    role = switchboard.activities[rank].roles.get(rank)
+    if role:
+        which = f"a thread: {role}"
+    error.add_note(f"raised on rank {rank} of {len(switchboard.everyone)} ({which})")
+    return error
 
 
 def _join(threads: list[threading.Thread], switchboard: Switchboard) -> None:

@@ -155,7 +155,9 @@ def as_buffer(array: Array) -> Array:
     >>> as_buffer(np.ones(2)).dtype
     dtype('float64')
     """
-    return array.view("uint16") if array.dtype.kind == "V" else array
+    if array.dtype.kind == "V":
+        return array.view("uint16")
+    return array
 
 
 class Expectation(NamedTuple):
@@ -219,10 +221,14 @@ class Expectation(NamedTuple):
         return f"{self} from rank {self._name(self.source)}"
 
     def _name(self, rank: int) -> int:
-        return self.names[rank] if self.names else rank
+        if self.names:
+            return self.names[rank]
+        return rank
 
     def __str__(self) -> str:
-        what = self.what() if callable(self.what) else self.what
+        what = self.what
+        if callable(what):
+            what = what()
         return what or f"a message with tag {self.tag}"
 
 
@@ -355,11 +361,11 @@ def chosen_timeout(argument: float | None) -> float:
     ArgumentError
         Code ``value``: when it is not above 0.
     """
+    name = "timeout"
+    chosen: Any = argument
     if argument is None:
-        chosen = os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT
-    else:
-        chosen = argument
-    name = "MINIPIPE_TIMEOUT" if argument is None else "timeout"
+        name = "MINIPIPE_TIMEOUT"
+        chosen = os.environ.get(name) or DEFAULT_TIMEOUT
     with suppress(TypeError, ValueError):
         return _SECONDS.check(name, as_float(chosen))
     raise _SECONDS.refusal(name, chosen)

@@ -60,7 +60,7 @@ _YIELDS = 400  # polls before the sleeps begin (100 made two ranks 10 % slower)
 _SPARE = 16  # buffers of finished receives, kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
-_SEND_PATIENCE = 0.25e-9  # seconds for each byte before a send is left to finish later
+_SEND_TIME = 0.25e-9  # seconds for each byte before a send is left to finish later
 _SLOWEST = 1e6  # bytes per second of the slowest link
 _LOOK_AROUND = 0.05  # seconds between checks for shutdown handshakes, while waiting
 _TAGS_BELOW_ZERO = 9  # the library's own; MPI's begin at zero
@@ -110,7 +110,8 @@ class MPIGroup(ProcessGroup):
         self, header: Header, array: np.ndarray, destination: int, tag: int
     ) -> Request:
         mpi_tag = self.mpi_tag(tag)
-        array = as_buffer(array) if array.dtype.kind == "V" else array
+        if array.dtype.kind == "V":
+            array = as_buffer(array)
         if isinstance(array, np.ndarray) and array.nbytes <= LONGEST:
             buffers: list[Any] = [header.packed + array.tobytes()]
             parts = [self.comm.Isend(buffers[0], destination, mpi_tag)]
@@ -142,7 +143,7 @@ class MPIGroup(ProcessGroup):
         is_exchange = (destination, self.mpi_tag(tag)) in self.posted
         if is_exchange and not self.has_arrived(destination, tag):
             return
-        give_up = time.perf_counter() + _SEND_PATIENCE * num_bytes
+        give_up = time.perf_counter() + _SEND_TIME * num_bytes
         while not is_over() and time.perf_counter() < give_up:
             if not self.job.spins:
                 yield_core()
@@ -291,20 +292,6 @@ class MPIGroup(ProcessGroup):
         if "persistent" in vars(self):
             self.persistent.free()
 
-    def revoke(self) -> None:
-        """Let every call of any rank fail in this group, close it, and forget its
-        receives. ULFM only.
-        """
-        with suppress(MPI.Exception):
-            self.comm.Revoke()
-        self.withdraw()
-        self.under_way.clear()
-        self.is_closed = True
-
-    def on_close(self, act: Callable[[], object]) -> None:
-        """Call a function when this group is closed."""
-        self._resources.callback(act)
-
     def mpi_tag(self, tag: int) -> int:
         """Return the tag that MPI gets. Local."""
         if tag > self._largest_tag:
@@ -313,11 +300,13 @@ class MPIGroup(ProcessGroup):
         return tag + _TAGS_BELOW_ZERO
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
-        place = members.index(self.rank) if members else 0
         awaited = "every rank to call split()"
         with self.job.watching(self.timeout, None, lambda: awaited):
-            comm = self.comm.Split(color if members else MPI.UNDEFINED, place)
-        return None if comm == MPI.COMM_NULL else MPIGroup(self.job, comm, self.timeout)
+            if not members:
+                self.comm.Split(MPI.UNDEFINED)
+                return None
+            comm = self.comm.Split(color, members.index(self.rank))
+        return MPIGroup(self.job, comm, self.timeout)
 
     def _wait_until(
         self,
@@ -372,13 +361,6 @@ class MPIGroup(ProcessGroup):
         """
         super().describe_ranks(roles)
         self.job.describe(roles.get(self.name(), ""))
-
-    def disown(self) -> None:
-        """Stop using MPI, as a forked child must."""
-        self.is_closed = True
-        self.under_way.clear()
-        self.posted.clear()
-        self._resources.pop_all()
 
     def abort(self, code: int = 1) -> NoReturn:
         """End every rank at once, with this exit code (1 instead of 0)."""

@@ -53,7 +53,7 @@ class MPIProcess:
         self.world = MPI.COMM_WORLD
         self.timeout = 0.0
         here = self.world.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of this host
-        self.spins = _SPINS if here.size <= _num_cores_of(here) else 0
+        self.spins = _SPINS * (here.size <= _num_cores_of(here))
         here.Free()
         # sends of all groups, each as its is_over()
         self._unfinished: deque[Callable[[], bool]] = deque()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,9 @@ def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
     ... )
     [{'rank': 0}, {'rank': 0}]
     """
-    sent = pack({"call": call, "value": value}) if group.rank == root else None
+    sent = None
+    if group.rank == root:
+        sent = pack({"call": call, "value": value})
     message = group.broadcast(sent, root, what=_part_of(call))
     return _value_of(group, message, root, call)
 
@@ -144,10 +147,10 @@ def gather(group: ProcessGroup, value: Any, call: str) -> list[Any]:
 
 
 def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) -> Any:
-    try:
-        found = unpack(message) if message.dtype == np.uint8 else {}
-    except (ValueError, IndexError):  # another call's message
-        found = {}
+    found = {}
+    with suppress(ValueError, IndexError):  # another call's message
+        if message.dtype == np.uint8:
+            found = unpack(message)
     other = "another collective call"
     if isinstance(found, dict) and "call" in found:
         other = found["call"]

@@ -210,7 +210,9 @@ class ProcessGroup(Familiar, ABC):
         """
 
     def _limit(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else timeout
+        if timeout is None:
+            return self.timeout
+        return timeout
 
     # -- two ranks ---------------------------------------------------------------------
 
@@ -559,14 +561,16 @@ class ProcessGroup(Familiar, ABC):
         [(3, []), (None, [3, 2]), (1, []), (1, [0])]
         """
         place = (self.rank - root) % self.size  # in a binomial tree, whose root is 0
-        reach = place & -place if place else 1 << (self.size - 1).bit_length()
+        # the lowest bit of a place; beyond all places for the root
+        reach = place & -place or 1 << (self.size - 1).bit_length()
         children = []
         while reach > 1:
             reach >>= 1
             if place + reach < self.size:
                 children.append((place + reach + root) % self.size)
-        parent = ((place & (place - 1)) + root) % self.size
-        return parent if place else None, children
+        if not place:
+            return None, children
+        return ((place & (place - 1)) + root) % self.size, children
 
     def ibroadcast(
         self,
@@ -767,12 +771,11 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(parity, num_ranks=5)
         ['0 of 3', '0 of 2', '1 of 3', '1 of 2', '2 of 3']
         """
+        mine = -1
         if color is not None:
-            _COLOR.check("color", color)
-        mine = -1 if color is None else color
+            mine = _COLOR.check("color", color)
         given = [(int(c), int(k)) for c, k in self.all_gather(np.array([mine, key]))]
-        members = [rank for rank in range(self.size) if given[rank][0] == mine]
-        members = [] if color is None else members
+        members = [rank for rank in range(self.size) if given[rank][0] == color]
         members.sort(key=lambda rank: (given[rank][1], rank))
         group = self._subgroup(members, mine)
         if group is not None:
@@ -791,7 +794,9 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(lambda group: group.split(group.rank // 2).name(0), num_ranks=4)
         [0, 0, 2, 2]
         """
-        return self.world_ranks[self.rank if rank is None else rank]
+        if rank is None:
+            rank = self.rank
+        return self.world_ranks[rank]
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
         """Set the program's names for ranks, for messages, by their numbers in the
@@ -897,11 +902,7 @@ class ProcessGroup(Familiar, ABC):
         RankError
             Code ``out-of-range``.
         """
-        if (
-            self.is_closed
-            or self._parent is not None
-            or get_ident() != self.activity.thread
-        ):
+        if self.is_closed or self._parent or get_ident() != self.activity.thread:
             self.check_open()
         if not 0 <= rank < self.size:
             raise RankError(
@@ -928,8 +929,7 @@ class ProcessGroup(Familiar, ABC):
         """
         if self._parent is not None:
             self._parent.check_open()
-        if get_ident() != self.activity.thread:
-            self.activity.claim()
+        self.activity.claim()
         if self.is_closed:
             raise LaunchError(
                 "closed",
@@ -979,10 +979,9 @@ class ProcessGroup(Familiar, ABC):
         if error is not None:
             explain(error)
         try:
-            is_over = error is not None or self.is_closed
-            # their results may be read later
-            for request in () if is_over else tuple(self.under_way):
-                request.wait()
+            if error is None and not self.is_closed:
+                # their results may be read later
+                finish(tuple(self.under_way))
         finally:
             self.close()
 

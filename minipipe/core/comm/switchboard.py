@@ -101,8 +101,7 @@ class Switchboard:
 
     def _timeout(self, rank: int, wait: Wait, timeout: float) -> MessageError:
         """Return the error of a wait that has lasted too long."""
-        start = time.localtime(time.time() - timeout)
-        began = time.strftime("%H:%M:%S", start)
+        began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
         roles = self.activities[rank].roles
         sentence = (
             f"Rank {titled(rank, roles)} has waited {timeout:g} s, since {began}, for "
@@ -134,7 +133,7 @@ class Switchboard:
         turn = self.turn
         later = sorted(ranks, key=lambda r: (r <= turn, r))
         able = (r for r in later if r not in self.waits or self.waits[r].is_over())
-        self.turn = next(able, None if not ranks else ranks[0])
+        self.turn = next(able, min(ranks, default=None))
         self._wake_everyone()
 
     def leave(self, rank: int) -> None:

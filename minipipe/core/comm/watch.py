@@ -153,8 +153,7 @@ class RankActivity:
         sent_at: Callable[[Any], int | None],
     ) -> None:
         """Note that this rank begins a sequence of actions; see :class:`Run`."""
-        if threading.get_ident() != self.thread:
-            self.claim()
+        self.claim()
         self.position = 0
         self.run = Run(program, actions, step, sent_at)
 
@@ -177,7 +176,9 @@ class RankActivity:
         """The running action, or None between two steps."""
         actions = self.run.actions
         position = self.position
-        return actions[position] if position < len(actions) else None
+        if position < len(actions):
+            return actions[position]
+        return None
 
     def words(self) -> str:
         """Name the running action, or the last finished step."""
@@ -266,8 +267,11 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         if error.code is None:
             return 0
-        return error.code & 0xFF if isinstance(error.code, int) else 1
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 1
 
 
 def titled(rank: int, roles: Mapping[int, str]) -> str:
@@ -278,4 +282,6 @@ def titled(rank: int, roles: Mapping[int, str]) -> str:
     >>> titled(5, {5: "replica 1, stage 1"}), titled(6, {})
     ('5 (replica 1, stage 1)', '6')
     """
-    return f"{rank} ({roles[rank]})" if rank in roles else str(rank)
+    if rank in roles:
+        return f"{rank} ({roles[rank]})"
+    return str(rank)

@@ -15,6 +15,7 @@ communication capability", section 3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from minipipe.comm.job.mpi_job import MPIJob
 from minipipe.core.comm.mpi import MPIGroup
@@ -44,7 +45,7 @@ class SurvivorGroup(MPIGroup):
         super().__init__(job, comm, timeout)
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._outer = outer
-        outer.on_close(self.close)
+        outer._resources.callback(self.close)
 
     @classmethod
     def of(cls, group: MPIGroup) -> SurvivorGroup:
@@ -101,12 +102,21 @@ class SurvivorGroup(MPIGroup):
         the lost ranks.
         """
         for group in self.job.groups:
-            group.revoke()
+            _revoke(group)
         self.job.continue_without(lost, finalise=lambda: _vote(self.job.control))
 
     def say(self, text: str) -> None:
         """Write a line to stderr, behind the number of this rank."""
         self.job.process.say(text)
+
+
+def _revoke(group: MPIGroup) -> None:
+    """Let every call of any rank fail in a group, close it, and forget its receives."""
+    with suppress(MPI.Exception):
+        group.comm.Revoke()
+    group.withdraw()
+    group.under_way.clear()
+    group.is_closed = True
 
 
 def _vote(comm: MPI.Comm, vote: bool = True) -> bool:

@@ -111,13 +111,13 @@ class _BarsPage(NamedTuple):
         parts, y = page.head()
         widest = max(letters.width("rank", name) for name in self.names)
         left = page.margin + widest + 10
-        room = (page.width - page.margin - left) / len(self.columns)
+        width = (page.width - page.margin - left) / len(self.columns)
         for i, name in enumerate(self.names):
             baseline = y + 28 + i * _ROW + 0.75 * _HEIGHT
             parts.append(letters.draw("rank", left - 10, baseline, name))
         for i, (head, bars) in enumerate(self.columns.items()):
-            column = self._column(head, bars, room - _GAP)
-            parts.append(moved(left + i * room, y, column))
+            column = self._column(head, bars, width - _GAP)
+            parts.append(moved(left + i * width, y, column))
         y += 28 + len(self.names) * _ROW + 8
         legend = Legend(letters)
         right = page.width - page.margin

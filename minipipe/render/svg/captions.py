@@ -130,8 +130,8 @@ def _num_microbatches(panel: Panel) -> int:
 
 def _durations(panels: Sequence[Panel]) -> dict[ActionKind, set[float]]:
     """Return the different durations of F, B, I and W."""
-    found: defaultdict[ActionKind, set[float]] = defaultdict(set)
+    durations: defaultdict[ActionKind, set[float]] = defaultdict(set)
     for panel in panels:
         for action, start, end in chain(*panel.timeline.spans):
-            found[action.kind].add(round(end - start, 9))
-    return {kind: found[kind] for kind in (F, B, I, W) if kind in found}
+            durations[action.kind].add(round(end - start, 9))
+    return {kind: durations[kind] for kind in (F, B, I, W) if kind in durations}

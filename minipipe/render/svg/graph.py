@@ -105,10 +105,10 @@ class _GraphPage(Page):
         before = Counter[tuple[str, str]]()
         drawn = []
         bottom = float(self.lower)
-        for source, target, words in self.arrows:
+        for source, target, label in self.arrows:
             bow = _BOW * (2 * before[source, target] - (times[source, target] - 1))
             before[source, target] += 1
-            arrow, lowest = self._arrow(source, target, words, bow)
+            arrow, lowest = self._arrow(source, target, label, bow)
             drawn.append(arrow)
             bottom = max(bottom, lowest)
         drawn += [self._node(name) for name in self.places]
@@ -116,7 +116,7 @@ class _GraphPage(Page):
         if any(self._span(*arrow[:2]) > 1 for arrow in self.arrows):
             upper = _ROW / 2
         described = "; ".join(
-            f"{source} to {target}: {words}" for source, target, words in self.arrows
+            f"{source} to {target}: {label}" for source, target, label in self.arrows
         )
         parts.append(moved(0, y + upper, drawn))
         title = self.title or "A graph"
@@ -134,7 +134,7 @@ class _GraphPage(Page):
         return box + self.letters.draw("node", x, y + 4, name)
 
     def _arrow(
-        self, source: str, target: str, words: str, bow: float
+        self, source: str, target: str, label: str, bow: float
     ) -> tuple[str, float]:
         """Return an arrow, a curve that is bent downwards by ``bow``, with its label;
         and its lower edge.
@@ -164,7 +164,7 @@ class _GraphPage(Page):
         head = f"{polyline([(x1, y1), left, right])}z"
         line = path(paint("forward"), curve) + path(paint("forward-head"), head)
         middle = (y0 + y1) / 4 + down / 2
-        if words:
+        if label:
             x = (x0 + x1) / 4 + across / 2
-            line += self.letters.draw("tick", x, middle - 5, words)
+            line += self.letters.draw("tick", x, middle - 5, label)
         return line, middle + 8

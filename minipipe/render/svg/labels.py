@@ -108,8 +108,8 @@ class Labels:
         """Return whether at least half of the boxes of a kind, in one row, are wide
         enough for their form.
         """
-        own = (span for span in spans if span.action.kind is kind)
-        fits = [self._fits(kind, end - start) for _, start, end in own]
+        boxes = (span for span in spans if span.action.kind is kind)
+        fits = [self._fits(kind, end - start) for _, start, end in boxes]
         return 2 * sum(fits) >= len(fits)
 
     def _fits(self, kind: ActionKind, time: float) -> bool:
@@ -158,7 +158,7 @@ class Labels:
             return length <= self._height and _CAPITALS * size + _PADDING <= width
         return length <= width
 
-    def _share(self, kind: ActionKind, form: _Form, size: float) -> float:
+    def _fraction(self, kind: ActionKind, form: _Form, size: float) -> float:
         """Return the fraction of the boxes of a kind that are wide enough for a
         form.
         """
@@ -170,7 +170,7 @@ class Labels:
         # their words may be left out
         kinds = (kind for kind in self._widths if not kind.is_of_rank)
         return all(
-            any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms)
+            any(self._fraction(kind, form, size) >= _NEARLY_ALL for form in forms)
             for kind in kinds
         )
 
@@ -178,9 +178,9 @@ class Labels:
         """Return the first form that fits into nearly all boxes of a kind, or the one
         that fits into the most.
         """
-        shares = {form: self._share(kind, form, self.size) for form in forms}
-        fitting = (form for form in forms if shares[form] >= _NEARLY_ALL)
-        return next(fitting, max(forms, key=shares.__getitem__))
+        fractions = {form: self._fraction(kind, form, self.size) for form in forms}
+        fitting = (form for form in forms if fractions[form] >= _NEARLY_ALL)
+        return next(fitting, max(forms, key=fractions.__getitem__))
 
 
 def _written(lane: Lane, action: Action, form: _Form) -> str:

@@ -161,19 +161,19 @@ class Letters(NamedTuple):
         """
         return self.size_of(role) * _ROLES[role].width
 
-    def width(self, role: str, words: str) -> float:
+    def width(self, role: str, text: str) -> float:
         """Return an upper estimate of the width of a text, in pixels."""
-        return text_width(words, self.wrapping_size(role))
+        return text_width(text, self.wrapping_size(role))
 
     def line(self, role: str) -> int:
         """Return the height of a line of text, in pixels."""
         return round(1.5 * self.size_of(role))
 
-    def draw(self, role: str, x: float, y: float, words: str) -> str:
+    def draw(self, role: str, x: float, y: float, text: str) -> str:
         """Return a text whose base line is at ``y``."""
         attributes = paint(role, f'font-size="{number(self.size_of(role))}"')
         place = f'x="{number(x)}" y="{number(y)}"'
-        return f"<text {attributes} {place}>{escaped(words)}</text>"
+        return f"<text {attributes} {place}>{escaped(text)}</text>"
 
 
 # -- pages -----------------------------------------------------------------------------

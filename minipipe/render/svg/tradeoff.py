@@ -268,9 +268,9 @@ class _TradeoffPage(Page):
         unit = "the memory unit of the costs"
         if all(t.counts_microbatches for t in self.batches):
             unit = "microbatches"
-        words = f"peak of the fullest rank, in {unit}"
+        label = f"peak of the fullest rank, in {unit}"
         middle = (self.left + self.right) / 2
-        parts.append(self.letters.draw("tick", middle, y + 4, words))
+        parts.append(self.letters.draw("tick", middle, y + 4, label))
         legend = Legend(self.letters)
         entries, bottom = legend.draw(
             self._entries(legend), self.left, self.right, y + 22
@@ -324,10 +324,10 @@ class _TradeoffPage(Page):
         for bubble in bubbles:
             y = self.y.at(bubble) + 4
             yield self.letters.draw("reading", left - 7, y, f"{100 * bubble:g} %")
-        words = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
+        label = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
         yield (
             f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) '
-            f'rotate(-90)">{words}</g>'
+            f'rotate(-90)">{label}</g>'
         )
 
     def _steps(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minipipe.cli import main
-from minipipe.comm.job import witness
+from minipipe.comm.job import watchdog
 from minipipe.comm.job.host import launcher_socket
 from minipipe.core.comm import host
 from minipipe.core.comm.message import DEFAULT_TIMEOUT, chosen_timeout
@@ -55,19 +55,19 @@ def test_a_descriptor_that_is_no_socket_is_none(value):
 
 
 @pytest.mark.parametrize("value", ["5" * 5000, "²"])
-def test_the_witness_takes_such_a_process_for_no_rank(value):
+def test_the_watchdog_takes_such_a_process_for_no_rank(value):
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,
         env={"PMI_RANK": value},
     )
     try:
-        assert witness.rank_of_process(child.pid) is None
+        assert watchdog.rank_of_process(child.pid) is None
     finally:
         child.communicate()
 
 
-def test_the_witness_reads_the_status_of_a_process_with_any_name():
+def test_the_watchdog_reads_the_status_of_a_process_with_any_name():
     rename = (
         "open('/proc/self/comm', 'wb').write(b'\\xff) Z 0'); print(flush=True); input()"
     )
@@ -75,9 +75,9 @@ def test_the_witness_reads_the_status_of_a_process_with_any_name():
     with subprocess.Popen([sys.executable, "-c", rename], **pipes) as child:
         child.stdout.readline()
         assert b"\xff" in Path(f"/proc/{child.pid}/comm").read_bytes()
-        assert witness.status_of(child.pid)["PPid"] == str(
+        assert watchdog.status_of(child.pid)["PPid"] == str(
             os.getpid()
-        ) and not witness.is_dead(child.pid)
+        ) and not watchdog.is_dead(child.pid)
         child.stdin.close()
 
 

@@ -36,7 +36,7 @@ _STATES = {
 }
 
 
-def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
+def diagnosis(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     """Return a table of all ranks, followed by a line that names the rank that blocks
     the others.
 
@@ -54,7 +54,7 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     ... )
     >>> silent = RankReport(2, 72, "here", place="stopped by a signal", is_silent=True)
     >>> print(
-    ...     verdict(
+    ...     diagnosis(
     ...         [waits, RankReport(1, 71, "here", place="train.py, line 3"), silent],
     ...         {2: "replica 1, stage 0"},
     ...     )
@@ -79,7 +79,9 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
 
 
 def _works(report: RankReport) -> bool:
-    return report.place == _COMPILED if report.is_silent else not report.awaited
+    if report.is_silent:
+        return report.place == _COMPILED
+    return not report.awaited
 
 
 def is_debugged(reports: Sequence[RankReport]) -> bool:
@@ -111,7 +113,7 @@ def state_of(pid: int) -> str:
     """Describe the state of a process of this host that does not answer; empty if it
     has exited.
     """
-    from minipipe.comm.job.witness import process_state  # not on Windows
+    from minipipe.comm.job.watchdog import process_state  # not on Windows
 
     return _STATES.get(process_state(pid), _COMPILED)
 
@@ -193,8 +195,18 @@ def _doing(report: RankReport) -> str:
         return "has exited"
     if not report.awaited:
         return f"is busy: {report.place}"
-    unread = f"; unread: {', '.join(report.unread)}" if report.unread else ""
-    return f"waits {report.seconds:.1f} s for {report.awaited}{unread}"
+    doing = f"waits {report.seconds:.1f} s for {report.awaited}"
+    if report.unread:
+        doing += f"; unread: {', '.join(report.unread)}"
+    return doing
+
+
+def _awaited(report: RankReport, roles: Mapping[int, str]) -> str:
+    """Describe the message that a rank waits for, with the title of its sender."""
+    peer = report.peer
+    if peer is None or not report.awaited.endswith(f"from rank {peer}"):
+        return report.awaited
+    return f"{report.awaited.removesuffix(str(peer))}{titled(peer, roles)}"
 
 
 def _sentence(
@@ -223,11 +235,11 @@ def _sentence(
             f"{who} {'are busy in their' if several else 'is busy in its'} own code: "
             f"{first.place}"
         )
-    unread, peer = _unread_from_peer(first), first.peer
-    awaited = first.awaited
-    if peer is not None and awaited.endswith(f"from rank {peer}"):
-        awaited = f"{awaited.removesuffix(str(peer))}{titled(peer, roles)}"
-    instead = f" Received instead: {', '.join(unread)}." if unread else ""
+    awaited = _awaited(first, roles)
+    unread = _unread_from_peer(first)
+    instead = ""
+    if unread:
+        instead = f" Received instead: {', '.join(unread)}."
     if _blocked_for_ever(reports):
         return (
             f"{who} is blocked on {awaited}, which was never sent, or was sent with a "

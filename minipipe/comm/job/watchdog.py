@@ -1,4 +1,4 @@
-"""The watchdog process (the "witness"): a small process on each host that outlives the
+"""The watchdog process: a small process on each host that outlives the
 ranks there.
 
 The ranks cannot report three failures. A killed rank sends nothing, and the launcher
@@ -86,7 +86,8 @@ def rank_of_process(pid: int) -> int | None:
         # not the one of a shell inside salloc
         if not rank and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":
             rank = entries.get(b"SLURM_PROCID", b"")
-        return int(rank) if rank.isdigit() and len(rank) <= _MOST_DIGITS else None
+        if rank.isdigit() and len(rank) <= _MOST_DIGITS:
+            return int(rank)
     return None
 
 
@@ -236,7 +237,7 @@ class Rank:
         return spent > limit
 
 
-class Witness:
+class Watchdog:
     """Listens to the ranks of a host.
 
     Parameters
@@ -317,7 +318,7 @@ class Witness:
         elif word in _REQUESTS and rank:
             getattr(self, word)(rank, *given)
         else:
-            self.part(fd, has_said_goodbye=word == "bye")
+            self.part(fd, is_announced=word == "bye")
 
     def answer(self, words: str, *connections: socket.socket) -> None:
         """Send a message to some ranks, or to all."""
@@ -381,14 +382,14 @@ class Witness:
 
     # -- ranks that end ----------------------------------------------------------------
 
-    def part(self, fd: int, has_said_goodbye: bool) -> None:
+    def part(self, fd: int, is_announced: bool) -> None:
         """Close a connection. A rank without a shutdown handshake was killed, crashed
         or left Python.
         """
         rank = self.lines.pop(fd, None)
         if rank is None:
             return self.waiting.pop(fd).close()
-        if not has_said_goodbye:
+        if not is_announced:
             if not self.is_explained:
                 self.explain_sudden_end(rank)
             self.end_children(rank)
@@ -398,7 +399,10 @@ class Witness:
     def look_for_the_missing(self) -> None:
         """Notice a rank that exited before it joined."""
         alive = started_ranks(self.launcher) | set(self.joined)
-        self.missed = self.missed + 1 if len(alive) < self.expected else 0
+        if len(alive) >= self.expected:
+            self.missed = 0
+            return
+        self.missed += 1
         if self.missed == _SURE:
             self.answer(self.named("gone", alive))
 
@@ -472,15 +476,19 @@ class Witness:
         The launcher reads the output to its end. It gives each rank separate pipes,
         which only descendants inherit.
         """
-        names = os.listdir("/proc") if self.left_open else ()
-        for pid in map(int, filter(str.isdigit, names)):
+        if self.left_open:
+            self.end_holders()
+        for path in self.shared_memory:
+            with suppress(OSError):
+                os.unlink(path)
+
+    def end_holders(self) -> None:
+        """Kill the processes that hold the output of lost ranks open."""
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             held = {(rank_of_process(pid), pipe) for pipe in pipes_of(pid)}
             if held & self.left_open and pid != os.getpid():
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-        for path in self.shared_memory:
-            with suppress(OSError):
-                os.unlink(path)
 
     def end_orphans(self) -> None:
         """Kill the ranks whose launcher is gone, and their children."""
@@ -493,7 +501,7 @@ class Witness:
 
 
 def main() -> None:
-    """Serve on the socket that is open under the descriptor FD: ``witness.py FD
+    """Serve on the socket that is open under the descriptor FD: ``watchdog.py FD
     LAUNCHER EXPECTED SIZE``.
     """
     number, launcher, expected, size = map(int, sys.argv[1:])
@@ -502,9 +510,9 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a rank takes two numbers
     with suppress(OSError):
-        witness = Witness(socket.socket(fileno=number), launcher, expected, size)
-        witness.run()
-        witness.tidy_up()
+        watchdog = Watchdog(socket.socket(fileno=number), launcher, expected, size)
+        watchdog.run()
+        watchdog.tidy_up()
 
 
 if __name__ == "__main__":

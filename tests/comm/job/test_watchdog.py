@@ -1,4 +1,4 @@
-"""The witness, with ranks that are plain processes."""
+"""The watchdog process, with ranks that are plain processes."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.launch import ROOT, environment, mpirun, needs_mpi, slowly
 
 pytestmark = pytest.mark.skipif(
     not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")),
-    reason="the witness needs Linux",
+    reason="the watchdog process needs Linux",
 )
 
 # A launcher: it starts N ranks as its children, in the way of mpirun, and prints what
@@ -38,10 +38,10 @@ print("codes", *[rank.wait() for rank in ranks], flush=True)
 RANK = """
 import os, signal, sys, time
 from minipipe.errors import LaunchError
-from minipipe.comm.job.meeting import line_to_witness
+from minipipe.comm.job.meeting import line_to_watchdog
 rank = int(os.environ["PMI_RANK"])
 FIRST
-line = line_to_witness(rank, SIZE, os.environ)
+line = line_to_watchdog(rank, SIZE, os.environ)
 try:
     line.wait_for_all(LIMIT)
 except LaunchError as error:
@@ -201,10 +201,10 @@ def test_a_rank_that_does_not_come_is_named():
 
 
 @pytest.mark.slow
-def test_a_witness_that_is_killed_hinders_nobody():
+def test_a_watchdog_that_is_killed_hinders_nobody():
     kill = (
         "import subprocess\nsubprocess.run(['pkill', '-9', '-P', str(os.getpid()), "
-        "'-f', 'comm/job/witness.py'])"
+        "'-f', 'comm/job/watchdog.py'])"
     )
     ask = "time.sleep(1.0)\nassert line.is_first_to_fail()"
     assert outcome(launched(then=f"time.sleep(0.5)\n{kill}\n{ask}")) == (
@@ -222,10 +222,10 @@ def test_only_one_of_several_ranks_that_fail_speaks():
     assert said == "SPEAKS\n"
 
 
-def test_the_witness_which_imports_nothing_knows_the_variables_that_the_ranks_know():
-    from minipipe.comm.job import witness
+def test_the_watchdog_which_imports_nothing_knows_the_variables_that_the_ranks_know():
+    from minipipe.comm.job import watchdog
 
-    assert [*witness._RANK_VARIABLES, b"SLURM_PROCID"] == [
+    assert [*watchdog._RANK_VARIABLES, b"SLURM_PROCID"] == [
         name.encode() for name in host.RANK
     ]
 
@@ -239,7 +239,7 @@ def test_the_names_of_a_launcher_s_variables_stand_in_one_place():
         for path in (ROOT / "minipipe").rglob("*.py")
         if lists.search(path.read_text())
     }
-    assert found == {"host.py", "witness.py"}
+    assert found == {"host.py", "watchdog.py"}
 
 
 SHARES = """
@@ -268,7 +268,7 @@ def test_a_killed_job_leaves_no_memory_behind(tmp_path):
     paths = re.findall(r"/dev/shm/mpich\S+", job.out)
     if not paths:
         pytest.skip("this MPI shares memory in another way")
-    deadline = time.monotonic() + 10  # the witness is the last to go
+    deadline = time.monotonic() + 10  # the watchdog is the last to go
     while any(map(os.path.exists, paths)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert job.code != 0 and not any(map(os.path.exists, paths))
@@ -276,7 +276,7 @@ def test_a_killed_job_leaves_no_memory_behind(tmp_path):
 
 @needs_mpi
 @pytest.mark.slow
-def test_the_witness_speaks_for_a_rank_whose_output_nobody_reads():
+def test_the_watchdog_speaks_for_a_rank_whose_output_nobody_reads():
     """The story: the rank that failed waited for a reader, and the others for the rank,
     and nobody said a word.
     """

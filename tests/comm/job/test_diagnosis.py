@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minipipe.comm.job.diagnosis import diagnosis, is_debugged, state_of
 from minipipe.comm.job.reports import RankReport, report_of
-from minipipe.comm.job.verdict import is_debugged, state_of, verdict
 from minipipe.core.comm.watch import Deadline, RankActivity
 
 
@@ -25,7 +25,7 @@ def waiting(rank, peer, seconds):
 
 
 def last_line(reports, **roles):
-    return verdict(
+    return diagnosis(
         reports, {int(rank[1:]): role for rank, role in roles.items()}
     ).splitlines()[-1]
 
@@ -69,7 +69,7 @@ def test_whoever_does_not_answer_is_blamed_alone(reports, data):
 def test_a_rank_that_is_busy_is_blamed_with_its_line(reports, data):
     busy = data.draw(st.integers(0, len(reports) - 1))
     reports[busy] = RankReport(busy, 1, "here", "", place="train.py, line 7, in load")
-    *_, hint, last = verdict(reports, {}).splitlines()
+    *_, hint, last = diagnosis(reports, {}).splitlines()
     assert last == f"Rank {busy} is busy in its own code: train.py, line 7, in load"
     assert "timeout= or MINIPIPE_TIMEOUT" in hint
 
@@ -102,9 +102,9 @@ def test_more_time_is_offered_to_a_rank_that_works_and_to_no_other(place, works)
     silent = RankReport(2, 72, "here", place=place, is_silent=True)
     assert (
         "MINIPIPE_TIMEOUT"
-        in verdict([waiting(0, 2, 9.0), waiting(1, 0, 8.0), silent], {})
+        in diagnosis([waiting(0, 2, 9.0), waiting(1, 0, 8.0), silent], {})
     ) == works
-    assert "MINIPIPE_TIMEOUT" not in verdict(
+    assert "MINIPIPE_TIMEOUT" not in diagnosis(
         [waiting(0, 1, 9.0), waiting(1, 0, 8.0)], {}
     )
 
@@ -153,7 +153,7 @@ def test_a_message_is_missing_that_its_sender_has_passed_however_short_the_wait(
 def test_a_table_of_many_ranks_fits_a_screen_and_shows_the_culprit(reports, data):
     silent = data.draw(st.integers(0, len(reports) - 1))
     reports[silent] = replace(reports[silent], is_silent=True)
-    lines = verdict(reports, {}).splitlines()
+    lines = diagnosis(reports, {}).splitlines()
     assert len(lines) <= 19
     assert any(
         line.split()[0] == str(silent) and line.endswith("does not answer")
@@ -202,7 +202,7 @@ def test_a_report_travels_as_it_is_and_tells_where_the_program_is():
     )
     assert (report.step, report.position, report.sent_at) == (4, 1, 7)
     assert (
-        "test_verdict.py" in report.place
+        "test_diagnosis.py" in report.place
         and "report = report_of(activity, rank=2)" in report.place
     )
     activity.position += 1
