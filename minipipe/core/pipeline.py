@@ -19,7 +19,7 @@ import numpy as np
 from minipipe.core.batch import Batch, concatenated
 from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.dividing import even_sizes, partition_evenly, rows_of
-from minipipe.core.errors import Code, ModelError, NotFiniteError, RankError
+from minipipe.core.errors import Code, ModelError, NotFiniteError, RankError, misuse
 from minipipe.core.execution.executor import Executor, Handlers, gives
 from minipipe.core.execution.handlers import HANDLERS
 from minipipe.core.execution.payload import Payload
@@ -98,7 +98,9 @@ class Pipeline:
     Raises
     ------
     ScheduleError
-        Codes of :func:`minipipe.verify`; ``name`` for a kind without a handler.
+        Codes of :func:`minipipe.verify`; ``name`` for a kind without a handler;
+        ``value`` for slices, tied stages or stages on several ranks, which need
+        ``minipipe.Pipeline``.
     RankError, PartitionError, ModelError
 
     Examples
@@ -129,6 +131,7 @@ class Pipeline:
         optimiser: Callable[[list[Parameter]], Updates] | None = None,
     ) -> None:
         verify(schedule)
+        _check_plain(schedule)
         if schedule.num_ranks != group.size:
             message = f"The schedule has {schedule.num_ranks} ranks, and the group "
             raise RankError(Code.WRONG_NUMBER, f"{message}{group.size}.")
@@ -378,6 +381,20 @@ def _dtypes(model: Sequential) -> list[Any]:
     """Return the dtypes of inputs and targets: of the first and the last parameter."""
     dtypes = [parameter.dtype for parameter in model.parameters()]
     return dtypes or [np.dtype(np.float32)]
+
+
+def _check_plain(schedule: Schedule) -> None:
+    """Refuse what only the public pipeline runs."""
+    ranks = map(schedule.ranks_of, range(schedule.num_stages))
+    refused = {
+        f"{schedule.num_slices} slices of each sequence": schedule.num_slices > 1,
+        "tied stages": bool(schedule.tied),
+        "a stage on several ranks": any(len(each) > 1 for each in ranks),
+    }
+    for name, is_there in refused.items():
+        if is_there:
+            instead = "the pipeline of the core runs none; use minipipe.Pipeline"
+            raise misuse(f"The schedule has {name}; {instead}.")
 
 
 def _homes(

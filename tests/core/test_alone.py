@@ -9,16 +9,20 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import minipipe
 import pytest
+from minipipe import schedules
+from minipipe.core.pipeline import Pipeline
+from minipipe.errors import ScheduleError
 from tests.code_lines import code_lines
 from tests.core import alone
 from tests.launch import environment, find_mpirun, needs_mpi
 from tests.test_house import FILES, PACKAGE, SOURCES
 
 MODULES = [name for name in FILES if name.startswith("core.")]
-MOST_LINES = 9_740
+MOST_LINES = 9_750
 
 
 def doors():
@@ -158,6 +162,24 @@ def test_the_list_has_no_module_that_nothing_loads(folder):
     """Each is loaded by one of the kinds of groups."""
     used = {name for kind in ("one", "threads", "mpi") for name in run(folder, kind)[2]}
     assert {f"minipipe.{name}" for name in MODULES} <= used
+
+
+@pytest.mark.parametrize(
+    ("schedule", "named"),
+    [
+        (schedules.seq1f1b(1, 2, num_slices=2), "2 slices of each sequence"),
+        (replace(schedules.gpipe(1, 2, 2), tied=((0, 1),)), "tied stages"),
+        (schedules.data_parallel(schedules.gpipe(1, 2), 2), "a stage on several ranks"),
+    ],
+)
+def test_its_pipeline_refuses_what_only_the_public_one_runs(schedule, named):
+    function, _ = alone.LOSSES["mse"]
+
+    def make(group):
+        with pytest.raises(ScheduleError, match=f"{named}; .*use minipipe.Pipeline"):
+            Pipeline(alone.model(), group, schedule, function)
+
+    minipipe.spawn(make, schedule.num_ranks)
 
 
 def test_the_lines_of_the_core_fall():
