@@ -10,10 +10,12 @@ import sys
 
 import numpy as np
 from minipipe.core.comm.launch import init_process_group, spawn
+from minipipe.core.errors import ScheduleError
 from minipipe.core.nn.basic import Identity, Linear, ReLU, Tanh
 from minipipe.core.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.core.nn.sequential import Sequential
 from minipipe.core.pipeline import Pipeline
+from minipipe.core.schedules.action import Action
 from minipipe.core.schedules.action_table import Schedule
 from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.core.schedules.fill_drain import gpipe
@@ -73,6 +75,16 @@ def train(group, schedule, loss):
     return bits(losses, pipeline.state_dict(), evaluated, pipeline.predict(INPUTS))
 
 
+def check_refusals():
+    """Check that what other packages would explain is refused with the core's code."""
+    try:
+        Action.parse("0G0")
+    except ScheduleError as error:
+        assert error.code == "syntax", error
+        return
+    raise AssertionError("0G0 is no action")
+
+
 def read_back(schedule):
     """Verify, write, read and simulate a schedule; return its times
     and peaks."""
@@ -87,6 +99,7 @@ def main(kind):
     """Print the results of all trainings on one kind of group."""
     num_ranks = 1 if kind == "one" else 4
     results, predicted = {}, {}
+    check_refusals()
     for name, build in BUILDERS.items():
         schedule = build(num_ranks, NUM_MICROBATCHES)
         predicted[name] = read_back(schedule)

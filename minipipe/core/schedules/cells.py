@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from minipipe.core.errors import Code, ScheduleError, quoted
 from minipipe.core.familiar import advised
@@ -25,12 +26,17 @@ def is_kind(name: object) -> bool:
     >>> is_kind("F"), is_kind("LOSS"), is_kind("G")
     (True, True, False)
     """
-    if name in KINDS:
-        return True
-    # on demand: it declares them, and most tables have none
-    from minipipe.passes.kinds import ADDED
+    return name in KINDS or name in _kinds_of_passes()
 
-    return name in ADDED
+
+def _kinds_of_passes() -> Collection[str]:
+    """Return the kinds that passes declare; none if there is only the core."""
+    try:
+        # on demand: it declares them, and most tables have none
+        from minipipe.passes.kinds import ADDED
+    except ModuleNotFoundError:
+        return ()
+    return ADDED
 
 
 def is_of_rank(cell: str) -> bool:
@@ -96,10 +102,9 @@ def not_an_action(cell: object, hint: str = "") -> str:
     """Return a message about a cell that is not an action, with the form of a cell and
     the kinds of the core. The kinds of passes are seldom written by hand.
     """
-    from minipipe.passes.kinds import ADDED  # on demand, as above
-
+    of_passes = _kinds_of_passes()
     of_stages = (name for name, kind in KINDS.items() if not kind.of_rank)
-    kinds = ", ".join(name for name in of_stages if name not in ADDED)
+    kinds = ", ".join(name for name in of_stages if name not in of_passes)
     if isinstance(cell, str) and len(cell) > 40:  # perhaps a line of another format
         cell = f"{cell[:40]}…"
     expected = f"Expected stage, kind and microbatch, such as 2F0; kinds: {kinds}."
