@@ -11,8 +11,8 @@ import pytest
 
 from minipipe import Tensor, functional, nn, schedules
 from minipipe.autograd import StageInput, backward_input
-from minipipe.core.nn import initialisers
 from minipipe.errors import TensorError
+from minipipe.nn import initialisers
 from minipipe.testing import check_gradients, check_same_as_one_process
 
 

@@ -169,7 +169,7 @@ def test_a_loss_that_lost_its_gradient_is_caught(monkeypatch):
     )
     check_same_as_one_process(layers, nn.MSELoss(), *batch(), schedule)
     monkeypatch.setattr(
-        "minipipe.execution.plan.carrying_losses", lambda forward, *_: forward
+        "minipipe.execution.building.carrying_losses", lambda forward, *_: forward
     )
     with pytest.raises(AssertionError, match="differs from one process"):
         check_same_as_one_process(layers, nn.MSELoss(), *batch(), schedule)

@@ -929,7 +929,8 @@ class ProcessGroup(Familiar, ABC):
         """
         if self._parent is not None:
             self._parent.check_open()
-        self.activity.claim()
+        if get_ident() != self.activity.thread:
+            self.activity.claim()
         if self.is_closed:
             raise LaunchError(
                 "closed",

@@ -153,7 +153,8 @@ class RankActivity:
         sent_at: Callable[[Any], int | None],
     ) -> None:
         """Note that this rank begins a sequence of actions; see :class:`Run`."""
-        self.claim()
+        if threading.get_ident() != self.thread:
+            self.claim()
         self.position = 0
         self.run = Run(program, actions, step, sent_at)
 

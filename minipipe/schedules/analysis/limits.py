@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import copies_held
@@ -16,13 +17,9 @@ from minipipe.core.schedules.analysis.verifier import problem_at, refusal
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import Code, Problem
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
-from minipipe.schedules.analysis.updates import ByMicrobatch, staleness
-from minipipe.schedules.analysis.workload import (
-    amount_per_rank,
-    check_amounts,
-    check_footprint,
-    fits,
-)
+
+if TYPE_CHECKING:
+    from minipipe.schedules.analysis.updates import ByMicrobatch
 
 
 def verify(
@@ -114,6 +111,13 @@ def _memory_problems(
     """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
         return []
+    from minipipe.schedules.analysis.workload import (  # most schedules have no limit
+        amount_per_rank,
+        check_amounts,
+        check_footprint,
+        fits,
+    )
+
     unit = ""
     nothing = (0,) * schedule.num_stages
     if memory is None:
@@ -152,6 +156,8 @@ def _age_problems(
             SCHEDULE_COUNT._replace(minimum=least).check(name, limit)
     ages: ByMicrobatch = ()
     if max_staleness is not None:
+        from minipipe.schedules.analysis.updates import staleness
+
         ages = staleness(schedule)
     problems: list[Problem] = []
     for rank in range(schedule.num_ranks):
