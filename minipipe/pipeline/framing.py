@@ -161,8 +161,9 @@ class Framing:
         # most programs do not compile
         from minipipe.pipeline.repeating import repeated
 
-        given = self._intake, self._finite, self._pending, self._sums
-        return repeated(trainer, compiler, *given)
+        return repeated(
+            trainer, compiler, self._intake, self._finite, self._pending, self._sums
+        )
 
     def predictor(self, make: Callable[..., Executor], count: int) -> Executor:
         """Return the executor of evaluations and predictions.
@@ -231,9 +232,14 @@ class Framing:
 
     def agree(self, call: TrainingCall) -> Batch:
         """Compare a call on all ranks, and make its batch. Collective."""
-        arguments = call.inputs, call.targets, call.objective
-        of_pipeline = call.is_training, call.num_steps
-        call.batch = self._intake.batch(call.label, *arguments, *of_pipeline)
+        call.batch = self._intake.batch(
+            call.label,
+            call.inputs,
+            call.targets,
+            call.objective,
+            call.is_training,
+            call.num_steps,
+        )
         return call.batch
 
     def _begin(self, executor: Executor, action: Action) -> None:

@@ -413,10 +413,19 @@ def _own_part(
     its = {}
     if rank == plan.pipelines[0][0]:
         its = json.loads(encoded(dict(extra or {}), "extra"))
-    seeds = (pipeline.seed, pipeline.dropout_seed)
-    num_microbatches = pipeline.schedule.num_microbatches
-    numbers = (pipeline.num_steps, *seeds, num_microbatches, plan.gradient_blocks)
-    return arrays, Manifest(step, *numbers, its, parameters, states, files={})
+    manifest = Manifest(
+        step,
+        pipeline.num_steps,
+        pipeline.seed,
+        pipeline.dropout_seed,
+        pipeline.schedule.num_microbatches,
+        plan.gradient_blocks,
+        its,
+        parameters,
+        states,
+        files={},
+    )
+    return arrays, manifest
 
 
 def _delete_older(folder: Path, keep: int) -> None:
