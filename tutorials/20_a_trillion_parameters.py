@@ -125,8 +125,8 @@ smaller = published_runs("megatron-table-2")[2]
 between_hosts = A100._replace(node=A100.network)
 times = {}
 for tensor, pipeline in ((1, 96), (2, 48), (4, 24), (8, 12), (16, 6)):
-    run = smaller._replace(tensor=tensor, pipeline=pipeline)
-    times[tensor] = predict(run, A100 if tensor <= 8 else between_hosts)
+    other = smaller._replace(tensor=tensor, pipeline=pipeline)
+    times[tensor] = predict(other, A100 if tensor <= 8 else between_hosts)
     print(f"{tensor:2} GPUs per layer, {pipeline:2} stages: {times[tensor]:5.1f} s")
 assert [round(time, 1) for time in times.values()] == [34.0, 25.1, 21.4, 21.1, 60.3]
 

@@ -39,7 +39,6 @@ MODULES = [
     "minipipe.execution",
     "minipipe.pipeline",
     "minipipe.tuning",
-    "minipipe.core.tensor",
     "minipipe.autograd",
     "minipipe.errors",
     "minipipe.testing",
