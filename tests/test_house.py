@@ -171,6 +171,7 @@ def imports_of(module):
 PUBLIC_MODULES = {
     "errors",
     "core.errors",
+    "core.tensor",
     "testing",
     "checkpoint",
     "elastic",

@@ -23,6 +23,8 @@ from minipipe.core.autograd.walk import backward
 from minipipe.core.errors import TensorError, shape_error
 from minipipe.core.familiar import with_hints
 
+__all__ = ["Operand", "Tensor", "as_tensor", "op", "record"]
+
 if TYPE_CHECKING:
     from minipipe.functional.operators import TensorMethods
 else:

@@ -29,7 +29,7 @@ PAGES = [
         "api/index",
         "api/minipipe.schedules",
         "api/minipipe/minipipe.Pipeline",
-        "_modules/minipipe/tensor",
+        "_modules/minipipe/core/tensor",
     ),
 ]
 SCHEMES = ("light", "dark")

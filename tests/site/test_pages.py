@@ -12,7 +12,7 @@ from minipipe.errors import ScheduleError
 from minipipe.render.editor.draft import Draft
 from minipipe.render.editor.sharing import packed, unpacked
 from tests.launch import ROOT
-from tests.test_documentation import PUBLIC
+from tests.test_documentation import DEFINED_IN, PUBLIC
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 # Offered to other packages, and to nobody outside.
@@ -49,7 +49,8 @@ def documented(site):
                     f"{holder.__name__}.{part}"
                 )
             value = getattr(holder, name)
-            found.add((value.__module__.removeprefix("minipipe."), value.__name__))
+            home = value.__module__.removeprefix("minipipe.")
+            found.add((DEFINED_IN.get(home, home), value.__name__))
     return found
 
 

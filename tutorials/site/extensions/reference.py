@@ -40,6 +40,7 @@ MODULES = [
     "minipipe.pipeline",
     "minipipe.tuning",
     "minipipe.autograd",
+    "minipipe.core.tensor",
     "minipipe.errors",
     "minipipe.testing",
     "minipipe.coursework",
