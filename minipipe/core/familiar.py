@@ -7,7 +7,8 @@ knows none of them: it asks an adviser, if one is installed, when something has 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import update_wrapper
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
@@ -18,13 +19,25 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
+@contextmanager
+def optional() -> Iterator[None]:
+    """Leave this block if a module of minipipe that it imports does not exist: the core
+    works without the other packages.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if not str(error.name).startswith("minipipe"):
+            raise
+
+
 def adviser() -> Any:
     """Return the module of hints, or None without one."""
-    try:
+    with optional():
         from minipipe import hints
-    except ImportError:
-        return None
-    return hints
+
+        return hints
+    return None
 
 
 class Familiar:

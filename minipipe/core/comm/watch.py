@@ -17,6 +17,8 @@ from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from minipipe.core.familiar import optional
+
 if TYPE_CHECKING:
     from minipipe.core.comm.mpi_process import MPIProcess
 
@@ -244,13 +246,11 @@ class Watch:
 @cache
 def the_watch() -> Watch:
     """Return the watch of this process: the full one if its package exists."""
-    try:
+    with optional():
         from minipipe.comm.job.watching import JobWatch
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("minipipe."):
-            raise
-        return Watch()
-    return JobWatch()
+
+        return JobWatch()
+    return Watch()
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 
 from minipipe.core.errors import Code, ScheduleError, quoted
-from minipipe.core.familiar import advised
+from minipipe.core.familiar import advised, optional
 from minipipe.core.values import KINDS as KINDS
 
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
@@ -31,12 +31,12 @@ def is_kind(name: object) -> bool:
 
 def _kinds_of_passes() -> Collection[str]:
     """Return the kinds that passes declare; none if there is only the core."""
-    try:
+    with optional():
         # on demand: it declares them, and most tables have none
         from minipipe.passes.kinds import ADDED
-    except ModuleNotFoundError:
-        return ()
-    return ADDED
+
+        return ADDED
+    return ()
 
 
 def is_of_rank(cell: str) -> bool:
