@@ -71,7 +71,7 @@ def the_builder_alone():
     needed = [
         line
         for line in imports.splitlines()
-        if line.startswith("from minipipe.schedules.")
+        if re.match(r"from minipipe\.(core\.)?schedules\.", line)
     ]
     return "\n".join([*needed, f"def gpipe_in_groups{rest.split('def test_')[0]}"])
 
