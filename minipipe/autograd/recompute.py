@@ -82,8 +82,9 @@ class RecomputedNode(Node):
         like: Array,
     ) -> None:
         is_activation = any(parent.is_activation for parent in recomputation.parents)
-        kind = needs_gradient, is_activation, like.shape, like.dtype
-        super().__init__(None, (), (), order, *kind)
+        super().__init__(
+            None, (), (), order, needs_gradient, is_activation, like.shape, like.dtype
+        )
         self.recomputation: Recomputation | None = recomputation
         self.number = number
 

@@ -216,8 +216,9 @@ def program_report(
 
             def advise(group: ProcessGroup) -> Advice | None:
                 tell = silent if group.rank else progress.tell
-                how = ("thread ranks", seconds, tell)
-                return advice_on_ranks(question, group, Pipeline, *how)
+                return advice_on_ranks(
+                    question, group, Pipeline, "thread ranks", seconds, tell
+                )
 
             return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
         progress.tell(f"starting {program} on {ranks}")
@@ -241,8 +242,9 @@ def main() -> None:
         with errors_left(group):  # no ``except Exception`` of the program catches them
             check_num_ranks(program, group.size, settings["ranks"], "that were started")
             tell = teller(group, progress=True)
-            how = ("MPI ranks", settings["seconds"], tell)
-            advice = advice_on_ranks(question, group, Pipeline, *how)
+            advice = advice_on_ranks(
+                question, group, Pipeline, "MPI ranks", settings["seconds"], tell
+            )
         if advice is not None:
             leave_answer(AdviceReport.of(advice)._asdict())
         group.barrier()

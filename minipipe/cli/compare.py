@@ -104,8 +104,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     with Progress(work, seconds) as progress:
         rows = _compared(task, num_ranks, options.rounds, launcher, progress)
     is_shared = num_ranks > len(cores())
-    measured = (task, rows, left_out, where, hosts, link)
-    return _print(GridReport(*measured, is_shared, launcher is None), form, options)
+    return _print(
+        GridReport(
+            task, rows, left_out, where, hosts, link, is_shared, launcher is None
+        ),
+        form,
+        options,
+    )
 
 
 def _compared(

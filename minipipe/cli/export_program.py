@@ -214,8 +214,9 @@ def main() -> None:
     program, *arguments = sys.argv[1:]
     settings: Mapping[str, Any] = question_of_ranks()
     folder = Path(settings["folder_of_files"])
-    sizes = (settings["ranks"], settings["steps"])
-    exporter = Exporter(program, *sizes, folder, leave_error)
+    exporter = Exporter(
+        program, settings["ranks"], settings["steps"], folder, leave_error
+    )
     _run(program, arguments, exporter)
     if 0 in exporter.names:
         leave_answer({"files": len(exporter.names)})

@@ -256,9 +256,16 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
 
 def _one_step(name: str, options: argparse.Namespace) -> Schedule | Program:
     if spelled(name) in REGISTRY:
-        form = (options.chunks, options.group, options.per_update)
         overlap = options.joined or None
-        return build(name, *sizes_of(options), *form, overlap, options.slices)
+        return build(
+            name,
+            *sizes_of(options),
+            options.chunks,
+            options.group,
+            options.per_update,
+            overlap,
+            options.slices,
+        )
     schedule = _table_of(name, options.ignore_sharding)
     for option in _OF_NAMES:
         if getattr(options, option[2:].replace("-", "_")) not in (None, False):

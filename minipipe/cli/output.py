@@ -156,8 +156,10 @@ def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
 
 def sizes_as_data(schedule: ActionTable) -> dict[str, Any]:
     """Return name and sizes."""
-    names = ("num_ranks", "num_stages", "num_microbatches", "num_slices")
-    return {"schedule": schedule.name, **fields(schedule, *names)}
+    return {
+        "schedule": schedule.name,
+        **fields(schedule, "num_ranks", "num_stages", "num_microbatches", "num_slices"),
+    }
 
 
 def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:

@@ -86,8 +86,15 @@ def _job(options: argparse.Namespace) -> JobSpec:
     if not all(is_here(host.name) for host in hosts):
         _check_installed(probe[0], "install it, or choose another command with --probe")
     program = (options.script, *options.arguments)
-    started = (program, ranks, _launcher(options.launcher))
-    return JobSpec(*started, options.hostfile, hosts, min_ranks, probe)
+    return JobSpec(
+        program,
+        ranks,
+        _launcher(options.launcher),
+        options.hostfile,
+        hosts,
+        min_ranks,
+        probe,
+    )
 
 
 def _check_script(script: str | None) -> None:

@@ -74,8 +74,15 @@ def run(options: argparse.Namespace) -> ExitStatus:
         evaluations = usual_evaluations(workload)
     objective = Objective(options.objective)
     with Progress(_work(workload, evaluations), seconds, is_at_most=True) as progress:
-        how = (options.seed, options.exact, evaluations, progress.watch)
-        result = find_schedule(workload, objective, seconds, *how)
+        result = find_schedule(
+            workload,
+            objective,
+            seconds,
+            options.seed,
+            options.exact,
+            evaluations,
+            progress.watch,
+        )
         progress.tell("timing the schedule that was found")
         timeline = simulate(result.schedule, costs)
     if options.output is not None:

@@ -90,8 +90,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
         for table in tables:
             verify(table)
         cuts = map(costs.cut, map(chunks_of, schedules, pairs_per_unit(schedules)))
-        further = (options.steps, options.wait)
-        timelines = [simulate(*each, *further) for each in zip(schedules, cuts)]
+        timelines = [
+            simulate(*each, options.steps, options.wait)
+            for each in zip(schedules, cuts)
+        ]
         draw = _text if options.format == "text" else _drawing
         content = draw(timelines, options)
     if options.output is not None:

@@ -49,9 +49,15 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.output is not None:
         ending = ending_of(options.output, _WRITTEN)
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
-    sizes = options.ranks, options.microbatches, options.schedules, options.chunks
     with Progress("timing schedules", is_long=False) as progress:
-        rows = sweep(*sizes, costs, progress.watch)
+        rows = sweep(
+            options.ranks,
+            options.microbatches,
+            options.schedules,
+            options.chunks,
+            costs,
+            progress.watch,
+        )
     content = _WRITTEN[ending](rows)
     if options.output is None:
         put(content, end="")

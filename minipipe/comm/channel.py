@@ -224,9 +224,10 @@ class ReceiveChannel:
 
     def _expectation(self) -> Expectation:
         group = self._group
-        where = group.rank, self._source, self._tag
         return Expectation(
-            *where,
+            group.rank,
+            self._source,
+            self._tag,
             self.array,
             self._step,
             self._what,
@@ -383,8 +384,9 @@ class ExchangeChannel:
                 receiving.wait()
             else:
                 own.is_over = own.is_over or parts["test"](parts["status"])
-                expected = head + parts["form"], parts["offset"]
-                if own.is_over and parts["begins"](*expected):
+                if own.is_over and parts["begins"](
+                    head + parts["form"], parts["offset"]
+                ):
                     del parts["posted"][parts["key"]]
                 else:
                     parts["wait"](step)

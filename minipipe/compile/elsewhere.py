@@ -175,8 +175,7 @@ class Namespace(ModuleType):
         def write(trace: Trace) -> Form:
             if is_ufunc(function):
                 others = {key: each for key, each in kwargs.items() if key != "out"}
-                call = trace, function, "__call__", args, changed, others
-                return written_ufunc(*call)
+                return written_ufunc(trace, function, "__call__", args, changed, others)
             if function not in trace.dialect.static or changed:
                 raise Untraceable(f"calls {self.__name__}.{name}")
             return written_function(trace, function, args, kwargs)

@@ -223,8 +223,13 @@ class Recorder:
             return self._stage.forward_with_loss(microbatch, received, objective)
         assert isinstance(objective, BatchObjective)
         arrays = [*received.arrays, *targets.arrays, *self.passed.inputs(microbatch)]
-        how = targets.treedef and repr(targets.treedef), *self.passed.form(microbatch)
-        recorded = self._begin(microbatch, received, arrays, *how)
+        recorded = self._begin(
+            microbatch,
+            received,
+            arrays,
+            targets.treedef and repr(targets.treedef),
+            *self.passed.form(microbatch),
+        )
         if recorded is None:
             return self._stage.forward_with_loss(microbatch, received, objective)
         losses: list[Array] = []

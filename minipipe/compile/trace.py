@@ -275,8 +275,9 @@ class Trace:
                 comma = "," * (not single and len(results) == 1)
                 left = f"{targets}{comma} = "
             layer = current_place().layer
-            effect = has_effect, None, layer, is_on_host
-            line = Line(form, left, makes, reads, changes, *effect)
+            line = Line(
+                form, left, makes, reads, changes, has_effect, None, layer, is_on_host
+            )
             self.sections[self._section].append(line)
         if made is None:
             return None

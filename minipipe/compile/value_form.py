@@ -36,8 +36,12 @@ class Form(NamedTuple):
     @classmethod
     def of(cls, payload: Payload) -> Form:
         """Return the form of a payload."""
-        layouts = _shapes(payload.arrays), _dtypes(payload.arrays)
-        return cls(*layouts, tuple(payload.requires_grad), payload.treedef)
+        return cls(
+            _shapes(payload.arrays),
+            _dtypes(payload.arrays),
+            tuple(payload.requires_grad),
+            payload.treedef,
+        )
 
     @classmethod
     def of_variables(cls, variables: Sequence[Any]) -> Form:

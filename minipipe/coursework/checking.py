@@ -333,8 +333,14 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
     where = _where(error, path, text)
     is_unwritten = isinstance(error, NotImplementedError)
     if isinstance(error, Unexpected):
-        values = (str(error), error.expected, error.got)
-        return CheckResult(False, *values, compared=error.what, drawing=error.drawing)
+        return CheckResult(
+            False,
+            str(error),
+            error.expected,
+            error.got,
+            compared=error.what,
+            drawing=error.drawing,
+        )
     if is_unwritten:
         reason = f"not written yet: {_message(error)}"
     elif isinstance(error, SystemExit):

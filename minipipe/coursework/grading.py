@@ -442,8 +442,9 @@ def grade(
     by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))
     last = max(map(by_lesson.index, chosen))
     following = next(iter(by_lesson[last + 1 :]), None)
-    late = (days_late, late_factor)
-    return Report(str(directory), tasks, submission.name, *late, following)
+    return Report(
+        str(directory), tasks, submission.name, days_late, late_factor, following
+    )
 
 
 def files_of(exercises: Collection[Exercise]) -> list[str]:

@@ -133,8 +133,15 @@ class Entry(NamedTuple):
         check_answer(split_backward(schedule), level.workload)
         makespan = simulate(schedule, level.costs).makespan
         bound = known_bound(level.workload, Objective.MAKESPAN)
-        texts = (student, name, str(level), schedule.to_text())
-        return cls(*texts, makespan, bound.value, bound.name)
+        return cls(
+            student,
+            name,
+            str(level),
+            schedule.to_text(),
+            makespan,
+            bound.value,
+            bound.name,
+        )
 
     @property
     def gap(self) -> float:

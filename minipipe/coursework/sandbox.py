@@ -432,8 +432,15 @@ def _replace_root(folder: str, readable: Iterable[Path]) -> None:
     devices = {path: _place_for(path, folder) for path in _devices()}
     writable = _place_for(Path(folder), folder)
     attributes = struct.pack("=4Q", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
-    root = (_AT_FDCWD, os.fsencode(folder), _AT_RECURSIVE)
-    call("syscall", _MOUNT_SETATTR, *root, attributes, len(attributes))
+    call(
+        "syscall",
+        _MOUNT_SETATTR,
+        _AT_FDCWD,
+        os.fsencode(folder),
+        _AT_RECURSIVE,
+        attributes,
+        len(attributes),
+    )
     for device, place in devices.items():
         _mount(os.fsencode(device), place, _MS_BIND)
     _mount_memory(writable, f"size={MOST_BYTES},nr_inodes=4096,mode=700")

@@ -295,11 +295,11 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
     """Return the number of groups, which divides both numbers of channels."""
     (count,) = per_axis(name, "groups", groups, 1)
     of = f"the {in_channels} input channels and of the {out_channels} output channels"
-    channels = (in_channels, out_channels)
     return divisor(
         f"{name}: groups",
         count,
-        *channels,
+        in_channels,
+        out_channels,
         of=of,
         error=TensorError,
         code="out-of-range",

@@ -360,9 +360,16 @@ class _Call:
         wholes: list[Parameter] = []
         for i, (share, array) in enumerate(zip(shares, arrays)):
             saved = (partial(self._gradients.setdefault, i),)
-            flags = (next_order(), share.requires_grad, False)
-            made_of = (graph.CUSTOM[1], (self._joint,), saved)
-            node = Node(*made_of, *flags, array.shape, share.dtype)
+            node = Node(
+                graph.CUSTOM[1],
+                (self._joint,),
+                saved,
+                next_order(),
+                share.requires_grad,
+                False,
+                array.shape,
+                share.dtype,
+            )
             wholes.append(_Whole(array, node, share))
         return wholes
 
@@ -410,8 +417,9 @@ class _Call:
         for result in results:
             if id(result) not in passed:
                 data = self._apart(result.data)
-                parents = ((result, self._filled), (shares, graph.unchanged))
-                passed[id(result)] = record(data, *parents)
+                passed[id(result)] = record(
+                    data, (result, self._filled), (shares, graph.unchanged)
+                )
         return [passed[id(result)] for result in results]
 
     def scattered(self) -> list[tuple[Leaf, Array]]:

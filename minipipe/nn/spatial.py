@@ -57,8 +57,15 @@ class _Convolution(Module):
         """Map (n, in_channels, length) to (n, out_channels, windows); images have two
         axes in place of length.
         """
-        options = self.stride, self.padding, self.dilation, self.groups
-        return self.operation(x, self.weight, self.bias, *options)
+        return self.operation(
+            x,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+        )
 
     def describe(self) -> str:
         """Name channels, kernel, and the options that differ from the default."""

@@ -106,8 +106,9 @@ class Panel:
         for reduction in self.timeline.sums:
             if rank in reduction.ranks:
                 action = reduction.actions[reduction.ranks.index(rank)]
-                times = (reduction.begin, reduction.end)
-                transfers.append(Beside(action, *times, reduction))
+                transfers.append(
+                    Beside(action, reduction.begin, reduction.end, reduction)
+                )
         transfers += starmap(Beside, copies_of(self.timeline, rank))
         return [each for each in transfers if each.end > each.start]
 

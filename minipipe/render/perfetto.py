@@ -248,8 +248,15 @@ class _Process:
             if self.steps(idle.end) > self.steps(idle.start):
                 thread = self.threads[rank][1]
                 about = {"why": describe_idle(idle)}
-                look = (idle.cause.value, "idle", _IDLE_COLOUR)
-                yield self.slice_of(*look, thread, idle.start, idle.end, about)
+                yield self.slice_of(
+                    idle.cause.value,
+                    "idle",
+                    _IDLE_COLOUR,
+                    thread,
+                    idle.start,
+                    idle.end,
+                    about,
+                )
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline

@@ -131,6 +131,7 @@ def without_overlaps(table: T, reader: str) -> T:
         Code ``overlap``.
     """
     if table.overlaps:
-        known = ("replicas", "slices", "updates", "recompute", "kinds")
-        check_known(table, reader, *known)
+        check_known(
+            table, reader, "replicas", "slices", "updates", "recompute", "kinds"
+        )
     return table

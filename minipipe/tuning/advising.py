@@ -145,20 +145,34 @@ def advise(
         _MESSAGES.check("messages", messages)
     limit = limit_of(memory_limit)
     options = {"loss": loss, "seed": seed, "device": device}
-    chosen = num_microbatches, chunks_per_rank, None, recompute
     question = Question(
-        model, inputs, targets, options, optimiser, limit, *chosen, replicas=replicas
+        model,
+        inputs,
+        targets,
+        options,
+        optimiser,
+        memory_limit=limit,
+        num_microbatches=num_microbatches,
+        chunks_per_rank=chunks_per_rank,
+        recompute=recompute,
+        replicas=replicas,
     )
     check_num_layers(question, num_ranks)
+    link = _link(messages, num_ranks)
+    run = partial(measure, question, num_ranks, link, repeats=repeats)
+    cost_model = spawn(lambda group: run(), num_ranks=1)[0]
+    return weigh(question, num_ranks, cost_model, seconds)
+
+
+def _link(messages: Messages | str | None, num_ranks: int) -> Messages:
+    """Return the messages that are counted with: measured here, if None."""
     if messages is None:
         messages = messages_of_this_machine(num_ranks)
     elif isinstance(messages, str):
         messages = Messages()
     if messages.cores is None and num_cores() < num_ranks:
         messages = messages._replace(cores=num_cores())
-    run = partial(measure, question, num_ranks, messages, repeats=repeats)
-    cost_model = spawn(lambda group: run(), num_ranks=1)[0]
-    return weigh(question, num_ranks, cost_model, seconds)
+    return messages
 
 
 def check_num_layers(question: Question, num_ranks: int) -> None:
@@ -209,11 +223,21 @@ def measure(
     options = question.options
     num_samples = samples(question.inputs, "inputs").num_samples
     xp = backend.module_for(options.get("device", "cpu"), rank)
-    batch = question.model, question.inputs, question.targets, options.get("loss")
-    how = repeats, options.get("seed", 0), xp
     before = core_times()
     counts = question.counts(num_ranks)
-    layers = {count: measure_on_this_rank(*batch, count, *how) for count in counts}
+    layers = {
+        count: measure_on_this_rank(
+            question.model,
+            question.inputs,
+            question.targets,
+            options.get("loss"),
+            count,
+            repeats,
+            options.get("seed", 0),
+            xp,
+        )
+        for count in counts
+    }
     had, waited = (after - begun for after, begun in zip(core_times(), before))
     part = waited / (had + waited) if waited else 0.0
     return CostModel(layers, num_samples, messages, part)

@@ -122,8 +122,14 @@ class GridReport:
         """The median time of a step, by device mesh."""
         figures = []
         for row in self.rows:
-            times = median(row["seconds"]), row["bubble"], row["update_seconds"]
-            figures.append(Figures(row["grid"], *times))
+            figures.append(
+                Figures(
+                    row["grid"],
+                    median(row["seconds"]),
+                    row["bubble"],
+                    row["update_seconds"],
+                )
+            )
         return figures
 
     @cached_property

@@ -267,8 +267,16 @@ class MeasuredLayers(Sequence[LayerCosts]):
             holding = profile.holding
             batch = None if self._rows else holding.inputs.buffers
             held = held_by_stage([holding], [], batch=batch)
-            passes = profile.message_size, bool(holding.gradients.buffers)
-            self._rows.append(LayerCosts(name, *profile.times, *held, *passes, *size))
+            self._rows.append(
+                LayerCosts(
+                    name,
+                    *profile.times,
+                    *held,
+                    profile.message_size,
+                    bool(holding.gradients.buffers),
+                    *size,
+                )
+            )
         self.loss: LayerCosts | None = None
         if loss is not None:
             self.loss = self._rows[-1]
@@ -370,8 +378,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
         runs = [[parts[stage] for stage in run] for _, run in stages]
         held = []
         for run in runs:
-            ends = run[0].start, run[-1].stop
-            held += [self._held(part, recompute, *ends) for part in run]
+            held += [
+                self._held(part, recompute, run[0].start, run[-1].stop) for part in run
+            ]
         activation, weight_activation, transient = zip(*held)
         sizes = [self[part.stop - 1].message_size for part in parts[:-1]]
         uses = [uses_in(self._layers[part.start : part.stop]) for part in parts]

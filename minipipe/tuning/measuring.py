@@ -137,10 +137,19 @@ def measure_layers(
     """
     check_question("measure_layers", model, targets, loss)
     repeats = COUNT.check("repeats", repeats)
-    how = num_microbatches, repeats, seed, backend.module_for(device)
+    xp = backend.module_for(device)
 
     def measure(group: ProcessGroup) -> MeasuredLayers:
-        return measure_on_this_rank(model, inputs, targets, loss, *how)
+        return measure_on_this_rank(
+            model,
+            inputs,
+            targets,
+            loss,
+            num_microbatches,
+            repeats,
+            seed,
+            xp,
+        )
 
     return spawn(measure, num_ranks=1)[0]
 

@@ -200,8 +200,11 @@ def memory_of(
             gradients = sums = 0
         elif U in schedule.kinds:
             sums, versions = _copies(plan, schedule, rank, plan.is_stashed(stash))
-        held = parameters, gradients, state, activations
-        found.append(RankMemory(*held, sent[rank], sums, versions))
+        found.append(
+            RankMemory(
+                parameters, gradients, state, activations, sent[rank], sums, versions
+            )
+        )
     return MemoryPrediction(found)
 
 

@@ -198,19 +198,18 @@ def chosen(
     ScheduleError
         Code ``memory``: on rank 0, if no choice is within the limit.
     """
-    refused = {"layer_costs": layer_costs, "gradient_blocks": gradient_blocks}
-    for name, value in refused.items():
-        if value is not None:
-            instead = "measures layers and chooses replicas"
-            raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
+    _refuse(layer_costs=layer_costs, gradient_blocks=gradient_blocks)
     if sample is None:
         sample = (None, None)
     inputs, targets = batch_of(sample, _CALL)
     if str(partition) == "measured":
         partition = None
-    task = model, inputs, targets, others, optimiser
     question = Question(
-        *task,
+        model,
+        inputs,
+        targets,
+        others,
+        optimiser,
         memory_limit=limit_of(memory_limit),
         num_microbatches=num_microbatches and num_microbatches * (replicas or 1),
         chunks_per_rank=chunks_per_rank,
@@ -219,6 +218,13 @@ def chosen(
         replicas=replicas,
     )
     return _chosen_plan(question, group, make, progress)
+
+
+def _refuse(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            instead = "measures layers and chooses replicas"
+            raise ArgumentError(f'schedule="auto" {instead}; leave {name} out.')
 
 
 def _chosen_plan(

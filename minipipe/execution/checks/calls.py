@@ -204,8 +204,9 @@ class Calls:
     def _new_channel(
         self, root: int, group: ProcessGroup, count: int
     ) -> BroadcastChannel:
-        form = (2 * count,), np.uint32
-        channel = BroadcastChannel(group, *form, root, OwnTag.BROADCAST, self._part)
+        channel = BroadcastChannel(
+            group, (2 * count,), np.uint32, root, OwnTag.BROADCAST, self._part
+        )
         self._channels[root, group, count] = channel
         return channel
 

@@ -401,8 +401,9 @@ class Walkthrough:
         if begun < len(indices):
             coming = self.events[indices[begun]].start
         if coming is not None and coming <= time:
-            nothing = (None, None, None)
-            return RankState(Activity.BEGINS, action, begun, coming, *nothing, *held)
+            return RankState(
+                Activity.BEGINS, action, begun, coming, None, None, None, *held
+            )
         source, awaited = self._awaited(rank, action, time)
         cause = IdleCause.OVERHEAD
         if awaited:
@@ -411,8 +412,7 @@ class Walkthrough:
         activity = Activity.WAITS
         if coming is None and number == len(self) - 1:
             activity = Activity.STUCK
-        why = (cause, source, awaited)
-        return RankState(activity, action, begun, coming, *why, *held)
+        return RankState(activity, action, begun, coming, cause, source, awaited, *held)
 
     def _running(self, rank: int, event: Event, time: float, held: Held) -> RankState:
         """Return the state of a rank that runs an action; a SEND may block it."""
@@ -425,8 +425,9 @@ class Walkthrough:
             if self.is_timed:
                 source, awaited = self._awaited(rank, action, time)
         until = self._copy_ends.get(action, event.end)
-        why = (cause, source, awaited)
-        return RankState(Activity.RUNS, action, event.position, until, *why, *held)
+        return RankState(
+            Activity.RUNS, action, event.position, until, cause, source, awaited, *held
+        )
 
     @cached_property
     def _round_of(self) -> Callable[[int], int]:

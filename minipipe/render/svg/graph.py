@@ -129,8 +129,9 @@ class _GraphPage(Page):
     def _node(self, name: str) -> str:
         x, y = self.places[name]
         half = self.halves[name]
-        place = (x - half, y - _HEIGHT / 2)
-        box = rect(paint("other"), 2 * half, _HEIGHT, *place, more='rx="5"')
+        box = rect(
+            paint("other"), 2 * half, _HEIGHT, x - half, y - _HEIGHT / 2, more='rx="5"'
+        )
         return box + self.letters.draw("node", x, y + 4, name)
 
     def _arrow(

@@ -58,9 +58,14 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
         first = max(first_x, first_y)
         last = min(last_x, last_y)
         if first < last:
-            start = (x + first * along_x, y + first * along_y)
-            end = (x + last * along_x, y + last * along_y)
-            lines.append(_segment(*start, *end))
+            lines.append(
+                _segment(
+                    x + first * along_x,
+                    y + first * along_y,
+                    x + last * along_x,
+                    y + last * along_y,
+                )
+            )
     return "".join(lines)
 
 
@@ -401,8 +406,12 @@ class Lane:
         top = 0.0
         for kind in (kind for kind in map(ActionKind, KINDS) if kind in times):
             part = self.size.box * times[kind] / (stop - run[0].start)
-            outline = ("M", first, top, "h", last - first, "v", part, "H", first, "z")
-            yield kind, path_data(*outline)
+            yield (
+                kind,
+                path_data(
+                    "M", first, top, "h", last - first, "v", part, "H", first, "z"
+                ),
+            )
             top += part
 
     def _box(

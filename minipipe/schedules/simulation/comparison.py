@@ -275,8 +275,9 @@ def sweep(
     _COSTS.check("costs", costs)
     for choice in costs.values():
         check_costs(choice)
-    choices = _values("costs", costs), ranks, microbatches, chunks, names
-    combinations = list(product(*choices))
+    combinations = list(
+        product(_values("costs", costs), ranks, microbatches, chunks, names)
+    )
     rows: list[dict[str, Any]] = []
     watch(lambda: f"{len(rows):,} of {counted(len(combinations), 'row')}")
     for label, p, m, v, name in combinations:

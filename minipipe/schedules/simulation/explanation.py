@@ -393,8 +393,9 @@ class Explanation:
                 source = origin.rank
                 sent = origin.begin
                 arrived = origin.time
-                ends = origin.giver, action, source, rank
-                yield Message(*ends, sent, arrived, was_awaited)
+                yield Message(
+                    origin.giver, action, source, rank, sent, arrived, was_awaited
+                )
 
     @cached_property
     def _measured(self) -> dict[Action, Message]:
