@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 from types import ModuleType
 from typing import Any
 
-from minipipe.comm import spawn
+from minipipe.comm import ProcessGroup, spawn
 from minipipe.comm.job.host import core_times, num_cores
 from minipipe.core.autograd import backend
 from minipipe.core.specs import Spec
@@ -143,7 +142,6 @@ def advise(
     check_question("advise", model, targets, loss)
     if messages != "assumed":
         _MESSAGES.check("messages", messages)
-    limit = limit_of(memory_limit)
     options = {"loss": loss, "seed": seed, "device": device}
     question = Question(
         model,
@@ -151,7 +149,7 @@ def advise(
         targets,
         options,
         optimiser,
-        memory_limit=limit,
+        memory_limit=limit_of(memory_limit),
         num_microbatches=num_microbatches,
         chunks_per_rank=chunks_per_rank,
         recompute=recompute,
@@ -159,9 +157,11 @@ def advise(
     )
     check_num_layers(question, num_ranks)
     link = _link(messages, num_ranks)
-    run = partial(measure, question, num_ranks, link, repeats=repeats)
-    cost_model = spawn(lambda group: run(), num_ranks=1)[0]
-    return weigh(question, num_ranks, cost_model, seconds)
+
+    def run(group: ProcessGroup) -> CostModel:
+        return measure(question, num_ranks, link, repeats=repeats)
+
+    return weigh(question, num_ranks, spawn(run, num_ranks=1)[0], seconds)
 
 
 def _link(messages: Messages | str | None, num_ranks: int) -> Messages:
