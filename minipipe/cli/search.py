@@ -35,10 +35,10 @@ from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.search.finding import usual_evaluations
+from minipipe.search.joint import LAYERS, JointResult, find_joint
 
 if TYPE_CHECKING:
     from minipipe.schedules import Costs
-    from minipipe.search.joint import JointResult
 
 # A search of a schedule with a few actions would take more than a year.
 _EVALUATIONS = SCHEDULE_COUNT._replace(maximum=10**12)
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     stages += "rank of each stage, such as 0,1,2,0,1,2; or, with --layers, any of these"
     add("--placement", default="straight", metavar="NAME|R,…", help=stages)
     layers = "divide N layers among the stages; costs are by layer"
-    add_number(parser, "--layers", SCHEDULE_COUNT, "N", layers)
+    add_number(parser, "--layers", LAYERS, "N", layers)
     offload = "with --layers, try to offload activations (cost copy_bandwidth)"
     add_flag(parser, "--offload", offload)
     span = "span, the longest time between the first start and last end on one rank"
@@ -144,8 +144,6 @@ def _search_jointly(
     ending: str,
 ) -> ExitStatus:
     """Search for partition, placement and schedule, and print the figures."""
-    from minipipe.search.joint import find_joint  # on demand: most searches need none
-
     if options.exact:
         raise misuse("--exact has no model of --layers; leave one of them out.")
     if options.placement == "any":

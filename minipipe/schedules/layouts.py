@@ -8,10 +8,9 @@ runs on rank s modulo the number of ranks.
 
 References
 ----------
-NVIDIA, Megatron-LM, ``megatron/core/transformer/pipeline_parallel_layer_layout.py``:
-the same reading, in the same two passes (groups, then letters), and the same rules.
-PyTorch, torchtitan, ``torchtitan/distributed/pipeline_parallel.py``: the names of
-modules in ``module_fqns_per_model_part``.
+NVIDIA, Megatron-LM, class ``PipelineParallelLayerLayout``: the same reading, in the
+same two passes (groups, then letters), and the same rules. PyTorch, torchtitan, option
+``module_fqns_per_model_part``: the names of modules.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import inf
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ from minipipe.search.finding import checked
 from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
 
+LAYERS = SCHEDULE_COUNT._replace(maximum=1000)  # of a model, for this search
 _SUMS = ("forward", "backward_input", "backward_weight", "activation", "weights")
 _WORK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, inf)  # of the least possible
 _MOST = 2000  # partitions of a placement
@@ -283,16 +285,13 @@ def find_joint(
     ((2, 2, 1), 36.0, 36.0, 6, 1)
     """
     begun = perf_counter()
-    SCHEDULE_COUNT.check("num_layers", num_layers)
+    LAYERS.check("num_layers", num_layers)
     objective = checked(objective, None, evaluations)
     if offload and memory_limit is None:
         raise misuse("offload needs a memory_limit; without one, nothing is offloaded.")
-    rest = inf
     choices: list[_Choice] = []
+    rest = inf
     for placement in placements:
-        if len(placement) > num_layers:
-            problem = f"The placement has {counted(len(placement), 'stage')}, and there"
-            raise misuse(f"{problem} are {counted(num_layers, 'layer')}.")
         partitions, left = _partitions(costs, num_layers, placement)
         rest = min(rest, num_microbatches * left)
         for sizes in partitions:
@@ -305,21 +304,29 @@ def find_joint(
     for offloads in (False, True)[: 1 + offload]:
         group = [choice for choice in choices if choice.offloads is offloads]
         weighing.run(group, evaluations // (1 + offload))
+    result = _result(weighing, choices, objective, rest)
+    return result._replace(seconds=perf_counter() - begun)
+
+
+def _result(
+    weighing: _Weighing, choices: list[_Choice], objective: Objective, rest: float
+) -> JointResult:
+    """Return the best choice; ``rest`` is a bound on all partitions left out."""
     best = weighing.best
     if best is None or best.schedule is None:
         hint = "use more ranks, more memory or offload"
         raise misuse(f"No schedule of any choice was found within its memory; {hint}.")
     others = [choice.bound for choice in (*weighing.waiting, *weighing.searched)]
-    unpruned = sum(map(weighing.is_below, weighing.waiting))
+    left = sum(map(weighing.is_below, weighing.waiting))
     return JointResult(
         *(best.schedule, best.costs, best.workload, best.sizes, best.offloads),
         objective,
         best.value,
         min(best.value, rest, *others),
-        *(len(choices), len(weighing.searched), unpruned, weighing.impossible),
+        *(len(choices), len(weighing.searched), left, weighing.impossible),
         is_complete=rest == inf,
         found_by=best.found_by,
-        seconds=perf_counter() - begun,
+        seconds=0.0,
     )
 
 
@@ -420,7 +427,7 @@ def costs_of_stages(costs: Costs, sizes: Sequence[int]) -> Costs:
     >>> of_stages.forward, of_stages.backward_input, of_stages.message_size
     ((3.0, 3.0), (2.0, 1.0), (6.0, 0.0))
     """
-    ends = [sum(sizes[: stage + 1]) for stage in range(len(sizes))]
+    ends = accumulate(sizes)
     parts = [range(end - size, end) for size, end in zip(sizes, ends)]
 
     def merged(name: str, merge: Callable[[list[float]], float]) -> tuple[float, ...]:
@@ -444,7 +451,15 @@ def _partitions(
 ) -> tuple[list[tuple[int, ...]], float]:
     """Return all partitions up to some work of the busiest rank for a microbatch, and
     the least work of all others; infinite, if there are none.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``value``, if there are fewer layers than stages.
     """
+    if len(placement) > num_layers:
+        problem = f"The placement has {counted(len(placement), 'stage')}, and there"
+        raise misuse(f"{problem} are {counted(num_layers, 'layer')}.")
     names = ("forward", "backward_input", "backward_weight")
     work = [sum(each) for each in zip(*(costs.by_stage(n, num_layers) for n in names))]
     least = max(sum(work) / (1 + max(placement)), max(work))
@@ -480,22 +495,24 @@ class _Partitions:
         """Whether there are too many to enumerate."""
         return self._found > _MOST or self._tried > 50 * _MOST
 
-    def all(self, stage: int = 0, first: int = 0) -> Iterator[tuple[int, ...]]:
-        """Yield the sizes of the stages from one on, for the layers from one on."""
+    def all(self, first: int = 0, sizes: int = 0) -> Iterator[tuple[int, ...]]:
+        """Yield the sizes of the stages after some number of sizes, for the layers from
+        one on.
+        """
         self._tried += 1
         left = len(self._work) - first
-        later = len(self._placement) - stage - 1
-        if later < 0:
+        stages_left = len(self._placement) - sizes
+        if not stages_left:
             self._found += 1
             yield ()
             return
-        rank = self._placement[stage]
+        rank = self._placement[sizes]
         begin = self._loads[rank]
-        for size in range(1, left - later + 1):
+        for size in range(1, left - stages_left + 2):
             self._loads[rank] += self._work[first + size - 1]
             if self._loads[rank] > self._most or self.has_stopped:
                 break
-            if later or size == left:
-                for others in self.all(stage + 1, first + size):
+            if stages_left > 1 or size == left:
+                for others in self.all(first + size, sizes + 1):
                     yield (size, *others)
         self._loads[rank] = begin
