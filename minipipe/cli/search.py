@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 # A search of a schedule with a few actions would take more than a year.
 _EVALUATIONS = SCHEDULE_COUNT._replace(maximum=10**12)
+_CHOSEN = 20_000  # schedules of all choices together
 _SECONDS = 60.0  # the default time limit of a search
 _ANY = ("straight", "v", "looped")
 PLACEMENTS: dict[str, Callable[[int], tuple[int, ...]]] = {
@@ -152,20 +154,17 @@ def _search_jointly(
         placements = [*placements[:1], *others]
     _, microbatches = sizes_of(options)
     seconds = options.seconds
-    limits: dict[str, Any] = fields(options, "memory_limit", "objective", "offload")
-    limits |= fields(options, "seed")
-    if options.evaluations is not None:
-        limits["evaluations"] = options.evaluations
-    elif seconds is None:
+    if seconds is options.evaluations is None:
         seconds = _SECONDS
-    if seconds is not None:
-        limits["seconds"] = seconds
+    limits = fields(options, "memory_limit", "objective", "offload", "seed")
+    limits["evaluations"] = options.evaluations or _CHOSEN
+    limits["seconds"] = seconds or inf
     work = f"weighing partitions of {counted(options.layers, 'layer')}"
     with Progress(work, seconds, is_at_most=True) as progress:
         size = (options.layers, placements, microbatches)
         joint = find_joint(costs, *size, watch=progress.watch, **limits)
-    timeline = simulate(joint.schedule, joint.costs)
-    result = _as_certificate(joint)
+    result = joint.best
+    timeline = simulate(result.schedule, joint.costs)
     if options.output is not None:
         if joint.is_offloaded and ending == ".json":
             problem = "The best choice offloads, and a certificate has no O and L"
@@ -173,23 +172,16 @@ def _search_jointly(
         write_whole(options.output, _WRITERS[ending](result))
     about = fields(joint, "sizes", "is_offloaded", "choices", "searched", "waiting")
     about |= fields(joint, "impossible", "is_complete")
-    about["placement"] = joint.workload.placement
+    about["placement"] = result.workload.placement
     data = {**_data(result, timeline, options.output), **about}
     text = f"{_about_choices(joint)}\n{_report(result, timeline, options.output)}"
     return answer(options, data, text)
 
 
-def _as_certificate(joint: JointResult) -> Certificate:
-    """Return the result in the form of a search within one choice."""
-    bound_by = "the least bound of all choices"
-    claim = (joint.value, joint.bound, bound_by, joint.found_by, joint.seconds)
-    return Certificate(joint.schedule, joint.workload, joint.objective, *claim)
-
-
 def _about_choices(joint: JointResult) -> str:
     copies = "with offload" if joint.is_offloaded else "without offload"
     sizes = ",".join(map(str, joint.sizes))
-    placement = ",".join(map(str, joint.workload.placement))
+    placement = ",".join(map(str, joint.best.workload.placement))
     numbers = f"{counted(joint.choices, 'choice')}: {joint.searched} searched"
     pruned = joint.choices - joint.searched - joint.waiting - joint.impossible
     numbers += f", {pruned} pruned by bounds, {joint.impossible} without memory"

@@ -47,7 +47,7 @@ from minipipe.schedules.simulation.evaluation import value_of
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import offloaded
-from minipipe.search.certificate import gap
+from minipipe.search.certificate import Certificate
 from minipipe.search.clock import schedule_of
 from minipipe.search.finding import checked
 from minipipe.search.gallery import known_bound
@@ -66,50 +66,31 @@ class JointResult(NamedTuple):
 
     Attributes
     ----------
-    schedule : Schedule
-        With O and L, if it offloads.
+    best : Certificate
+        Its schedule, with O and L if it offloads; its workload and value. No schedule
+        of any choice is below the ``bound``.
     costs : Costs
         By stage.
-    workload : Workload
-        Of this choice.
     sizes : tuple of int
         By stage, its number of layers.
     is_offloaded : bool
-    objective : Objective
-    value : float
-        Simulated, in the unit of the times.
-    bound : float
-        No schedule of any choice is below it.
     choices, searched, waiting, impossible : int
         The numbers of choices: in all; searched; left although their bounds are below
-        ``value``, because a limit ended the search; without a schedule, for lack of
-        memory. The others were pruned: their bounds are not below ``value``.
+        the value, because a limit ended the search; without a schedule, for lack of
+        memory. The others were pruned: their bounds are not below the value.
     is_complete : bool
         Whether every partition was a choice.
-    found_by : str
-    seconds : float
     """
 
-    schedule: Schedule
+    best: Certificate
     costs: Costs
-    workload: Workload
     sizes: tuple[int, ...]
     is_offloaded: bool
-    objective: Objective
-    value: float
-    bound: float
     choices: int
     searched: int
     waiting: int
     impossible: int
     is_complete: bool
-    found_by: str
-    seconds: float
-
-    @property
-    def gap(self) -> float:
-        """How far the value is above the bound, relative to the bound: 0 if optimal."""
-        return gap(self.value, self.bound)
 
 
 class _Choice:
@@ -281,8 +262,8 @@ def find_joint(
     >>> costs = Costs(forward=[1, 1, 1, 1, 2], backward_input=[1, 1, 1, 1, 2])
     >>> costs = replace(costs, backward_weight=[1, 1, 1, 1, 2])
     >>> joint = find_joint(costs, 5, [(0, 1, 2)], num_microbatches=6)
-    >>> joint.sizes, joint.value, joint.bound, joint.choices, joint.searched
-    ((2, 2, 1), 36.0, 36.0, 6, 1)
+    >>> joint.best.value, joint.best.gap, joint.sizes, joint.choices, joint.searched
+    (36.0, 0.0, (2, 2, 1), 6, 1)
     """
     begun = perf_counter()
     LAYERS.check("num_layers", num_layers)
@@ -305,7 +286,8 @@ def find_joint(
         group = [choice for choice in choices if choice.offloads is offloads]
         weighing.run(group, evaluations // (1 + offload))
     result = _result(weighing, choices, objective, rest)
-    return result._replace(seconds=perf_counter() - begun)
+    best = result.best._replace(seconds=perf_counter() - begun)
+    return result._replace(best=best)
 
 
 def _result(
@@ -318,16 +300,12 @@ def _result(
         raise misuse(f"No schedule of any choice was found within its memory; {hint}.")
     others = [choice.bound for choice in (*weighing.waiting, *weighing.searched)]
     left = sum(map(weighing.is_below, weighing.waiting))
-    return JointResult(
-        *(best.schedule, best.costs, best.workload, best.sizes, best.offloads),
-        objective,
-        best.value,
-        min(best.value, rest, *others),
-        *(len(choices), len(weighing.searched), left, weighing.impossible),
-        is_complete=rest == inf,
-        found_by=best.found_by,
-        seconds=0.0,
-    )
+    bound = min(best.value, rest, *others)
+    claim = (objective, best.value, bound, "the least bound of all choices")
+    found = (best.schedule, best.workload, *claim, best.found_by, 0.0)
+    numbers = (len(choices), len(weighing.searched), left, weighing.impossible)
+    choice = (best.costs, best.sizes, best.offloads)
+    return JointResult(Certificate(*found), *choice, *numbers, rest == inf)
 
 
 class _Weighing:

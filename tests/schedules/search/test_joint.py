@@ -36,10 +36,13 @@ def test_the_best_choice_is_as_good_as_the_best_of_all_searches(objective, limit
     costs = replace(UNEVEN, activation=[0.5] * 5)
     joint = find_joint(costs, 5, PLACEMENTS, 3, limit, objective, evaluations=1000)
     assert joint.choices == len(alone) and joint.is_complete
-    assert joint.value <= min(found.value for found in alone)
-    assert joint.bound >= min(found.bound for found in alone)
-    assert joint.bound <= joint.value
-    assert evaluate(joint.schedule, joint.workload, objective) == joint.value
+    assert joint.best.value <= min(found.value for found in alone)
+    assert joint.best.bound >= min(found.bound for found in alone)
+    assert joint.best.bound <= joint.best.value
+    assert (
+        evaluate(joint.best.schedule, joint.best.workload, objective)
+        == joint.best.value
+    )
 
 
 def test_no_schedule_of_any_choice_is_below_the_bound():
@@ -51,7 +54,7 @@ def test_no_schedule_of_any_choice_is_below_the_bound():
     for sizes in partitions(3, 2):
         workload = costs_of_stages(costs, sizes).workload((0, 1), 2)
         optima.append(solve_by_branch_and_bound(workload, "makespan", 20).value)
-    assert joint.bound <= min(optima) <= joint.value
+    assert joint.best.bound <= min(optima) <= joint.best.value
 
 
 def test_an_offloaded_choice_keeps_the_memory_and_is_faster():
@@ -60,20 +63,22 @@ def test_an_offloaded_choice_keeps_the_memory_and_is_faster():
     without = find_joint(*problem, 2, "makespan", evaluations=300)
     joint = find_joint(*problem, 2, "makespan", offload=True, evaluations=800)
     assert (
-        joint.is_offloaded and joint.value < without.value and O in joint.schedule.kinds
+        joint.is_offloaded
+        and joint.best.value < without.best.value
+        and O in joint.best.schedule.kinds
     )
-    verify(joint.schedule)
-    timeline = simulate(joint.schedule, joint.costs)
-    assert timeline.makespan == joint.value and max(timeline.peak_memory) <= 2
+    verify(joint.best.schedule)
+    timeline = simulate(joint.best.schedule, joint.costs)
+    assert timeline.makespan == joint.best.value and max(timeline.peak_memory) <= 2
     # memory does not bound it: the bound is the one of unlimited memory
     unlimited = find_joint(*problem, None, "makespan", evaluations=300)
-    assert joint.bound == unlimited.bound <= joint.value
+    assert joint.best.bound == unlimited.best.bound <= joint.best.value
 
 
 def test_of_too_many_partitions_the_others_are_bounded_by_their_work():
     costs = Costs(forward=[1] * 30 + [6])
     joint = find_joint(costs, 31, [tuple(range(8))], 8, evaluations=300)
-    assert not joint.is_complete and joint.bound <= joint.value
+    assert not joint.is_complete and joint.best.bound <= joint.best.value
     assert sum(joint.sizes) == 31
 
 
