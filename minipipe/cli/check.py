@@ -1,11 +1,11 @@
-"""``minipipe check``: check that a schedule is legal, or that the certificate of a
-search is true.
+"""``minipipe check``: check that a schedule or a layout of layers is legal, or that the
+certificate of a search is true.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.declaring import add_text
 from minipipe.cli.numbers import add_number
@@ -15,18 +15,21 @@ from minipipe.cli.options import (
     add_schedule,
     memory_of,
     schedule_and_costs,
+    schedule_of,
 )
-from minipipe.cli.output import ExitStatus, answer, fields, figures
+from minipipe.cli.output import ExitStatus, answer, as_json, fields, figures
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import copies_held
 from minipipe.core.schedules.action import U
 from minipipe.core.schedules.action_table import ActionTable, describe_sizes
+from minipipe.core.schedules.placement import check_sizes_of
 from minipipe.core.specs import SCHEDULE_COUNT, Spec
 from minipipe.errors import (
     ArgumentError,
     Code,
     FileError,
     ScheduleError,
+    counted,
     misuse,
     quoted,
 )
@@ -36,6 +39,9 @@ from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.timeline import by_rank
 from minipipe.search.certificate import changed, read_certificate
+
+if TYPE_CHECKING:
+    from minipipe.schedules.layouts import Layout
 
 ANSWER = "legal"
 
@@ -53,6 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     updates = "the most updates between F and the update with its gradient"
     least = SCHEDULE_COUNT._replace(minimum=0)
     add_number(parser, "--max-staleness", least, "N", updates)
+    layers = "Megatron's layout of layers, or their numbers by stage, such as 4,6,6,4"
+    add_text(parser, "--layout", "TEXT", layers)
     written = "check a certificate that search wrote, not a schedule"
     add_text(parser, "--certificate", "FILE", written)
     prove = "with --certificate: search this long for a proof of its bound"
@@ -60,13 +68,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Print one line of figures for a legal schedule; an illegal one raises."""
-    if (options.schedule is None) == (options.certificate is None):
-        raise misuse("Expected either a schedule (NAME or FILE) or --certificate FILE.")
+    """Print one line of figures for a legal schedule, and the forms of a legal layout;
+    illegal ones raise.
+    """
+    subjects = (options.schedule or options.layout, options.certificate)
+    if subjects.count(None) != 1:
+        forms = "a schedule (NAME or FILE), --layout TEXT, or both"
+        raise misuse(f"Expected either {forms}; or --certificate FILE.")
     if options.prove is not None and options.certificate is None:
         raise misuse("--prove needs --certificate FILE.")
     if options.certificate is not None:
         return _check_certificate(options)
+    layout: dict[str, Any] = {}
+    if options.layout is not None:
+        layout = _check_layout(options)
+    if options.schedule is None:
+        text = f"legal: {_about_the_layout(layout)}"
+        return answer(options, {ANSWER: True, **layout}, text)
+    return _check_schedule(options, layout)
+
+
+def _check_schedule(options: argparse.Namespace, layout: dict[str, Any]) -> ExitStatus:
     one_step, schedule, costs = schedule_and_costs(options)
     n = schedule.num_stages
     memory = memory_of(costs, schedule)
@@ -90,6 +112,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
         versions = f"versions of weights by rank {by_ranks} (without copies: {change})"
         remark += f"; {versions}; staleness {ages['staleness']}"
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
+    if layout:
+        data["layout"] = layout
+        text += f"\n{_about_the_layout(layout)}"
     return answer(options, data, text)
 
 
@@ -102,6 +127,71 @@ def _ages(schedule: ActionTable) -> dict[str, Any]:
     ages = {"drift": drift(schedule), "staleness": staleness(schedule)}
     largest = {name: max(map(max, of_ranks)) for name, of_ranks in ages.items()}
     return {"versions": versions, **largest}
+
+
+# -- layouts ---------------------------------------------------------------------------
+
+
+def _check_layout(options: argparse.Namespace) -> dict[str, Any]:
+    """Check a layout for its ranks, or for the schedule; return it in all forms.
+
+    Raises
+    ------
+    ScheduleError
+        The codes of :class:`~minipipe.schedules.layouts.Layout`; ``placement``, if the
+        schedule has other stages, or Megatron places them elsewhere.
+    """
+    from minipipe.schedules.layouts import Layout  # on demand: most checks have none
+
+    layout = Layout.parse(options.layout)
+    n = len(layout.stages)
+    num_ranks = n if options.ranks is None else options.ranks
+    if options.schedule is not None:
+        schedule = schedule_of(options.schedule, options)
+        num_ranks = schedule.num_ranks
+        layout.check(num_ranks)
+        expected: Any = (n, schedule.placement)
+        if "E" in options.layout:
+            expected = (n, layout.placement(num_ranks))
+        if (schedule.num_stages, schedule.placement) != expected:
+            has = f"{counted(schedule.num_stages, 'stage')} on ranks"
+            problem = f"{schedule.title} has {has} {quoted(schedule.placement)}"
+            loop = "Megatron runs stage s of a layout on rank s modulo the ranks"
+            message = f"{problem}; the layout has {counted(n, 'stage')}, and {loop}"
+            remedy = "expected 1f1b, interleaved-1f1b, or a layout for these stages"
+            raise ScheduleError.of(Code.PLACEMENT, f"{message}: {remedy}.")
+    layout.check(num_ranks)
+    check_sizes_of("the layout", ("--chunks", options.chunks, n / num_ranks))
+    about: dict[str, Any] = {"num_ranks": num_ranks, "stages": layout.stages}
+    about["megatron"] = layout.to_megatron()
+    exports = {"partition": _sizes_in, "torchtitan": Layout.to_torchtitan}
+    for name, export in exports.items():
+        try:
+            about[name] = export(layout)
+        except ScheduleError as error:
+            about |= {name: None, f"no_{name}": error.problems[0].message}
+    return about
+
+
+def _sizes_in(layout: Layout) -> list[int]:
+    return list(map(len, layout.partition))
+
+
+def _about_the_layout(about: dict[str, Any]) -> str:
+    stages = about["stages"]
+    num_ranks = about["num_ranks"]
+    sizes = f"{counted(num_ranks, 'rank')}, {counted(len(stages), 'stage')}"
+    lines = [f"layout for {sizes}"]
+    for rank in range(num_ranks):
+        lines.append(f"rank {rank}: {' | '.join(stages[rank::num_ranks])}")
+    lines.append(f"megatron: {about['megatron']}")
+    for name in ("partition", "torchtitan"):
+        value = about[name]
+        form = "none. " + about.get(f"no_{name}", "")
+        if value is not None:
+            form = as_json(value)
+        lines.append(f"{name}: {form}")
+    return "\n".join(lines)
 
 
 # -- certificates ----------------------------------------------------------------------

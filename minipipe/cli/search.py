@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.declaring import add_flag
 from minipipe.cli.numbers import SECONDS, add_number
@@ -15,21 +18,39 @@ from minipipe.cli.options import (
     add_sizes,
     costs_of,
     sizes_of,
+    whole_numbers,
 )
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
 from minipipe.cli.progress import Progress
-from minipipe.core.schedules.placement import check_sizes, looped_placement, v_placement
+from minipipe.core.schedules.action import O
+from minipipe.core.schedules.placement import (
+    check_size,
+    check_sizes,
+    check_sizes_of,
+    looped_placement,
+    v_placement,
+)
 from minipipe.core.specs import SCHEDULE_COUNT
-from minipipe.errors import counted
+from minipipe.errors import counted, misuse, quoted
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.search.finding import usual_evaluations
+from minipipe.search.joint import LAYERS, JointResult, find_joint
+
+if TYPE_CHECKING:
+    from minipipe.schedules import Costs
 
 # A search of a schedule with a few actions would take more than a year.
 _EVALUATIONS = SCHEDULE_COUNT._replace(maximum=10**12)
+_CHOSEN = 20_000  # schedules of all choices together
 _SECONDS = 60.0  # the default time limit of a search
-PLACEMENTS = {"straight": looped_placement, "v": v_placement}
+_ANY = ("straight", "v", "looped")
+PLACEMENTS: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "straight": looped_placement,
+    "v": v_placement,
+    "looped": partial(looped_placement, chunks_per_rank=2),
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +59,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_costs(parser)
     add_memory_limit(parser, "activation memory")
     add = parser.add_argument
-    stages = "one stage per rank (default), or two in a V"
-    add("--placement", choices=PLACEMENTS, default="straight", help=stages)
+    stages = "straight, one stage per rank (default); v or looped, two per rank; the "
+    stages += "rank of each stage, such as 0,1,2,0,1,2; or, with --layers, any of these"
+    add("--placement", default="straight", metavar="NAME|R,…", help=stages)
+    layers = "divide N layers among the stages; costs are by layer"
+    add_number(parser, "--layers", LAYERS, "N", layers)
+    offload = "with --layers, try to offload activations (cost copy_bandwidth)"
+    add_flag(parser, "--offload", offload)
     span = "span, the longest time between the first start and last end on one rank"
     objective = f"time to minimise: {span} (default), or makespan, the same over all"
     objective += " ranks"
@@ -59,13 +85,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Search, and print the figures of the result."""
-    ranks, microbatches = sizes_of(options)
+    _, microbatches = sizes_of(options)
     ending = ""
     if options.output is not None:
         ending = ending_of(options.output, _WRITERS)
     costs = costs_of(options)
-    check_sizes(ranks, microbatches)  # before a placement of this size is built
-    placement = PLACEMENTS[options.placement](ranks)
+    placements = _placements(options)
+    if options.layers is not None:
+        return _search_jointly(options, costs, placements, ending)
+    if options.offload or len(placements) > 1:
+        option = "--offload" if options.offload else "--placement any"
+        raise misuse(f"{option} also weighs the layers of stages; add --layers N.")
+    (placement,) = placements
     workload = costs.workload(placement, microbatches, options.memory_limit)
     seconds = options.seconds
     evaluations = options.evaluations
@@ -91,6 +122,83 @@ def run(options: argparse.Namespace) -> ExitStatus:
     return answer(options, data, _report(result, timeline, options.output))
 
 
+def _placements(options: argparse.Namespace) -> list[tuple[int, ...]]:
+    """Return the placements of an option: the named one, the one given, or several."""
+    text = options.placement
+    ranks, microbatches = sizes_of(options)
+    if text == "any" or text in PLACEMENTS:
+        check_sizes(ranks, microbatches)  # before a placement of this size is built
+        names = _ANY if text == "any" else [text]
+        # a placement of one rank has several names
+        return list(dict.fromkeys(PLACEMENTS[name](ranks) for name in names))
+    expected = f"expected {', '.join(PLACEMENTS)} or any, or a rank for each stage"
+    try:
+        placement = tuple(whole_numbers(text))
+    except argparse.ArgumentTypeError:
+        problem = f"--placement is {quoted(text)}; {expected}"
+        raise misuse(f"{problem}, such as 0,1,2,0,1,2.") from None
+    num_ranks = 1 + max(placement)
+    if set(placement) != set(range(num_ranks)):
+        problem = f"--placement is {quoted(text)}"
+        raise misuse(f"{problem}; expected ranks from 0 on, each with a stage.")
+    check_size(len(placement), microbatches)
+    check_sizes_of("--placement", ("--ranks", options.ranks, num_ranks))
+    return [placement]
+
+
+def _search_jointly(
+    options: argparse.Namespace,
+    costs: Costs,
+    placements: list[tuple[int, ...]],
+    ending: str,
+) -> ExitStatus:
+    """Search for partition, placement and schedule, and print the figures."""
+    if options.exact:
+        raise misuse("--exact has no model of --layers; leave one of them out.")
+    if options.placement == "any":
+        # the straight one has the fewest stages
+        others = [each for each in placements[1:] if len(each) <= options.layers]
+        placements = [*placements[:1], *others]
+    _, microbatches = sizes_of(options)
+    seconds = options.seconds
+    if seconds is options.evaluations is None:
+        seconds = _SECONDS
+    limits = fields(options, "memory_limit", "objective", "offload", "seed")
+    limits["evaluations"] = options.evaluations or _CHOSEN
+    limits["seconds"] = seconds or inf
+    work = f"weighing partitions of {counted(options.layers, 'layer')}"
+    with Progress(work, seconds, is_at_most=True) as progress:
+        size = (options.layers, placements, microbatches)
+        joint = find_joint(costs, *size, watch=progress.watch, **limits)
+    result = joint.best
+    timeline = simulate(result.schedule, joint.costs)
+    if options.output is not None:
+        if joint.is_offloaded and ending == ".json":
+            problem = "The best choice offloads, and a certificate has no O and L"
+            raise misuse(f"{problem}; write .txt, or leave --offload out.")
+        write_whole(options.output, _WRITERS[ending](result))
+    about = fields(joint, "sizes", "is_offloaded", "choices", "searched", "waiting")
+    about |= fields(joint, "impossible", "is_complete")
+    about["placement"] = result.workload.placement
+    data = {**_data(result, timeline, options.output), **about}
+    text = f"{_about_choices(joint)}\n{_report(result, timeline, options.output)}"
+    return answer(options, data, text)
+
+
+def _about_choices(joint: JointResult) -> str:
+    copies = "with offload" if joint.is_offloaded else "without offload"
+    sizes = ",".join(map(str, joint.sizes))
+    placement = ",".join(map(str, joint.best.workload.placement))
+    numbers = f"{counted(joint.choices, 'choice')}: {joint.searched} searched"
+    pruned = joint.choices - joint.searched - joint.waiting - joint.impossible
+    numbers += f", {pruned} pruned by bounds, {joint.impossible} without memory"
+    if joint.waiting:
+        numbers += f", {joint.waiting} left"
+    if not joint.is_complete:
+        numbers += "; other partitions bounded by their work"
+    return f"layers by stage {sizes} on ranks {placement}, {copies}\n{numbers}"
+
+
 def _work(workload: Workload, evaluations: int | None) -> str:
     ranks = counted(workload.num_ranks, "rank")
     sizes = f"{ranks} and {counted(workload.num_microbatches, 'microbatch')}"
@@ -110,7 +218,9 @@ _WRITERS = {
 def _data(result: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
     about = fields(result, "objective", "value", "bound", "bound_by", "gap")
     about |= fields(result, "found_by", "seconds")
-    if file is None:
+    if file is None and O in result.schedule.kinds:
+        about["schedule"] = result.schedule.to_text()
+    elif file is None:
         about["schedule"] = result.schedule.to_csv()
     else:
         about["file"] = str(file)

@@ -83,7 +83,7 @@ def find_schedule(
     (24.0, 0.0)
     """
     begun = perf_counter()
-    objective = _checked(objective, seconds, evaluations)
+    objective = checked(objective, seconds, evaluations)
     _check_size(workload)
     if exact:
         solver_module()  # raises now, not after half of the time
@@ -144,7 +144,7 @@ def _check_size(workload: Workload) -> None:
         raise misuse(f"{why}; expected at most {_MOST_ACTIONS:,} actions: {remedy}.")
 
 
-def _checked(
+def checked(
     objective: Objective, seconds: float | None, evaluations: int | None
 ) -> Objective:
     """Return the objective; refuse an unknown one, and limits that leave no search."""

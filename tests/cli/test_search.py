@@ -117,3 +117,55 @@ def test_where_the_clock_ended_a_search_it_says_so(ask):
         1e-9,
     )
     assert "evaluation 1 (the clock ended the search after 1), in" in printed
+
+
+PUZZLE = ["search", "--placement", "0,1,2,0,1,2", "--microbatches", 4]
+PUZZLE += ["--costs", "F=1,I=1,W=0", "--memory-limit", 6, "--objective", "makespan"]
+
+
+@pytest.mark.slow
+def test_the_open_puzzle_is_solved_within_its_bound(ask, tmp_path):
+    """Its par is 22, and "a hand-crafted 21 exists"; 20 is the bound."""
+    file = tmp_path / "found.json"
+    status, printed, _ = ask(*PUZZLE, "--seconds", 120, "-o", file)
+    assert status == 0 and printed.startswith("found, 3 ranks, 6 stages")
+    assert "makespan 20 units" in printed and "optimal: equal to" in printed
+    assert "peak memory by rank 6, 6" in printed
+    assert ask("check", "--certificate", file)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--placement", "w"], "'w'; expected straight, v, looped or any, or a rank"),
+        (["--placement", "0,x"], "'0,x'; expected straight"),
+        (["--placement", "0,2"], "'0,2'; expected ranks from 0 on, each with a"),
+        (["--placement", "0,-1"], "expected ranks from 0 on"),
+        (["--placement", "0,1", "--ranks", 3], "--ranks is 3, but --placement has 2"),
+        (["--placement", "any"], "--placement any also weighs the layers of stages"),
+        (["--offload"], "--offload also weighs the layers"),
+        (["--layers", 8, "--exact"], "--exact has no model of --layers"),
+        (["--layers", 3], "The placement has 4 stages, and there are 3 layers"),
+        (["--layers", 3, "--placement", "any"], "there are 3 layers"),
+        (["--layers", 4, "--offload"], "offload needs a memory_limit"),
+    ],
+)
+def test_a_placement_that_is_none_is_refused(ask, options, complaint):
+    status, _, complained = ask("search", "--evaluations", 3, *options)
+    assert status == 2 and complaint in complained
+
+
+def test_layers_placement_and_offload_are_weighed_together(ask, tmp_path):
+    question = ["search", "--ranks", 2, "--microbatches", 4, "--layers", 5]
+    question += ["--costs", "F=1:1:1:1:2,copy_bandwidth=4", "--memory-limit", 5]
+    question += ["--placement", "any", "--evaluations", 300]
+    status, printed, _ = ask(*question, "--json")
+    found = json.loads(printed.splitlines()[-1])
+    assert status == 0 and sum(found["sizes"]) == 5
+    # 4 for two stages; 4 each for the four stages of a V and of the looped placement
+    assert found["choices"] == 12 and found["is_complete"]
+    assert found["bound"] <= found["span_bubble_rate"] + found["value"]
+    file = tmp_path / "found.txt"
+    status, printed, _ = ask(*question, "--offload", "-o", file)
+    assert status == 0 and "layers by stage" in printed and "24 choices" in printed
+    assert ask("check", file)[0] == 0
