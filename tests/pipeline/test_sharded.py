@@ -39,6 +39,7 @@ RULES = {
     ),
     "Adam": (optim.Adam, {"learning_rate": 0.05, "weight_decay": 0.01}),
     "AdamW": (optim.AdamW, {"learning_rate": 0.05}),
+    "Muon": (optim.Muon, {"learning_rate": 0.05}),
 }
 
 
@@ -122,6 +123,7 @@ def check(num_ranks, options, **both):
         ("momentum", 2, 2),
         ("Adam", 4, 2),
         ("AdamW", 4, 4),
+        ("Muon", 4, 4),
         *[slowly(rule, 8, 4) for rule in RULES],
     ],
 )
