@@ -1,7 +1,7 @@
 """Muon: on matrices, momentum that is made orthogonal; AdamW on all other parameters.
 
-The momentum of a matrix is mostly a few directions, those of its largest singular
-values. Muon gives all of its directions the same length::
+The momentum of a matrix has a few directions with large singular values, and many with
+small ones. Muon gives all of its directions about the same length::
 
     gradients --> velocity V = U S W --> Newton-Schulz: about U W --> step
 
@@ -255,9 +255,9 @@ def muon_groups(
 ) -> list[dict[str, Any]]:
     """Return two groups of parameters for :class:`Muon`: matrices, and those for AdamW.
 
-    Local. Matrices are the parameters of two axes, except those of layers of some
-    kinds, which are tables of vectors, and of the output layer: the last layer of the
-    model that has one.
+    Local. Matrices are the parameters of two axes, except in layers of some kinds,
+    which are tables of vectors, and in the output layer: the last layer of the model
+    with a parameter of two axes.
 
     Parameters
     ----------
