@@ -338,7 +338,9 @@ def _piece_of(parameter: Parameter, elements: slice, is_whole: bool) -> Paramete
     if not is_whole:
         return Parameter(own)
     if own.size == 0:
-        rows = backend.array_module(own).zeros((0, *parameter.shape[1:]), own.dtype)
+        rows = backend.array_module(own).zeros(
+            (0, *parameter.shape[1:]), dtype=own.dtype
+        )
         return Parameter(rows)
     if not parameter.is_divided:
         return Parameter(backend.reshape(own, parameter.shape))
