@@ -5,9 +5,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from minipipe import Grid, Pipeline, checkpoint, nn, optim, spawn
+from minipipe import Grid, Pipeline, checkpoint, init_process_group, nn, optim, spawn
 from minipipe.testing import same_bits
-from tests.launch import slowly
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.test_tensor_parallel import (
     CLOSE,
     IDS,
@@ -149,3 +149,28 @@ def test_a_checkpoint_of_divided_layers_goes_on_in_one_process(tmp_path, fully):
         path.rename(path.with_name(f"earlier {path.name}"))
     (expected,) = spawn(lambda group: run(group, (1, 1), 4), 1)
     assert_close(resumed, expected)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_so_it_is_over_mpi():
+    done = mpirun(4, "-m", "tests.pipeline.test_muon", limit=120)
+    assert done.code == 0, done.err
+    losses = np.array([line.split() for line in done.out.splitlines()], float)
+    assert len(losses) == 3
+    assert np.allclose(losses, alone()[0], rtol=CLOSE, atol=CLOSE)
+
+
+def main():
+    """Print the losses of a training with each way of dividing matrices."""
+    with init_process_group() as group:
+        sizes = [(2, 1, 2), (1, 2, 2), (1, 2, 2)]
+        ways = [{}, {"fully": True}, {"shards": True}]
+        for size, way in zip(sizes, ways):
+            losses = trained(group, size, **way)[0]
+            if group.rank == 0:
+                print(*losses, flush=True)
+
+
+if __name__ == "__main__":
+    main()
