@@ -170,7 +170,7 @@ def row(case, best, flushed, seeds, results, tried):
 
 
 def tables(rows):
-    """Yield the lines of the table in README.md."""
+    """Yield the lines of the tables in README.md."""
     yield "| rule | schedule | loss | above 1F1B | at the rate of 1F1B, above 1F1B |"
     yield "|---|---|---|---|---|"
     found = {(one["rule"], one["way"]): one for one in rows}
@@ -181,11 +181,21 @@ def tables(rows):
         if way == "1F1B":
             above = ["", ""]
         yield f"| {rule} | {way} | {loss} | {above[0]} | {above[1]} |"
+    yield ""
+    rates = list(rows[0]["by_rate"])
+    yield f"| above 1F1B at the same rate | {' | '.join(rates)} |"
+    yield "|---|" + "---|" * len(rates)
+    for (rule, way), one in found.items():
+        flushed = found[rule, "1F1B"]["by_rate"]
+        pairs = [([one["by_rate"][rate]], [flushed[rate]]) for rate in rates]
+        if way != "1F1B":
+            cells = [gap(*pair).partition(" ")[0] for pair in pairs]
+            yield f"| {rule}, {way} | {' | '.join(cells)} |"
 
 
 def gap(losses, flushed):
     """Return the mean over the seeds of the difference, and half of its range."""
-    if None in losses:
+    if None in [*losses, *flushed]:
         return "diverges"
     differences = [own - other for own, other in zip(losses, flushed)]
     spread = (max(differences) - min(differences)) / 2
