@@ -37,7 +37,7 @@ class Corrected:
     The gradient of an update is of the weights before the last update. So ``u`` is the
     change that the last update should have made, and this one has to guess: it takes
     ``u`` again, and adds the error of the last guess, as error feedback does. All
-    changes together are then those of the right gradients, and one guess.
+    changes together are then the right ones, and one guess.
 
     References
     ----------
