@@ -5,6 +5,9 @@ from minipipe.optim.learning_rate import constant as constant
 from minipipe.optim.learning_rate import cosine as cosine
 from minipipe.optim.learning_rate import linear as linear
 from minipipe.optim.learning_rate import step_decay as step_decay
+from minipipe.optim.muon import Muon as Muon
+from minipipe.optim.muon import muon_groups as muon_groups
+from minipipe.optim.muon import orthogonalised as orthogonalised
 from minipipe.optim.optimiser import Optimiser as Optimiser
 from minipipe.optim.optimiser import ParameterGroup as ParameterGroup
 from minipipe.optim.rules import SGD as SGD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, Self, cast
 
@@ -15,12 +15,12 @@ from minipipe.core.autograd.backend import Array
 from minipipe.core.autograd.modes import mode
 from minipipe.core.nn.module import Module
 from minipipe.core.nn.parameter import HalfLeaf, Parameter
-from minipipe.core.specs import Spec
+from minipipe.core.specs import COUNT, Spec
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
-from minipipe.optim.state import MASTER, problem_with
+from minipipe.optim.state import FIXED, MASTER, problem_with
 
 
 class ParameterGroup(Familiar, SimpleNamespace):
@@ -72,6 +72,11 @@ class ParameterGroup(Familiar, SimpleNamespace):
                 f"{name} cannot be set in this group of parameters{hint}; expected "
                 f"one of {known}."
             )
+        if name in FIXED and value != getattr(self, name):
+            raise AttributeError(
+                f"{name} cannot be changed in a group of parameters, since the state "
+                "depends on it. Make another optimiser."
+            )
         super().__setattr__(name, checked(name, value))
 
     def __getitem__(self, name: str) -> NoReturn:
@@ -101,6 +106,9 @@ HYPER_PARAMETERS = {
     "weight_decay": Spec(float, minimum=0),
     "betas": Spec(float, minimum=0, below=1, length=2),
     "epsilon": Spec(float, above=0),  # at 0, a gradient of 0 would be 0 / 0
+    "rate_by_shape": Spec(str, choices=("moonlight", "jordan")),
+    "num_iterations": COUNT,
+    "orthogonal": Spec(bool),
 }
 
 
@@ -163,6 +171,9 @@ class Optimiser(Familiar, ABC):
         by its own value, gradient and state alone. Then several ranks may update a
         shard each (:meth:`minipipe.Pipeline.sharded`), and parameters that lie side by
         side are updated as one array of one axis.
+    joins_parts : bool
+        Class attribute, not inherited: whether the rule reads parameters as a whole and
+        joins the parts that ranks keep of them, as :class:`Muon` does.
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps:
         ``optimiser.groups[0].learning_rate = 0.01``. No other attribute can be set,
@@ -218,6 +229,7 @@ class Optimiser(Familiar, ABC):
     )
     kept: ClassVar[Mapping[str, float] | None] = None
     is_elementwise: ClassVar[bool] = False
+    joins_parts: ClassVar[bool] = False
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the optimiser does not take; the error names the
@@ -235,7 +247,7 @@ class Optimiser(Familiar, ABC):
         self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
         is_divided = any(parameter.is_divided for parameter in self.parameters)
-        if is_divided and not vars(type(self)).get("is_elementwise"):
+        if is_divided and not takes_parts(type(self)):
             raise ArgumentError(
                 f"{type(self).__name__} may read a parameter as a whole, but ranks "
                 "keep parts of these; if it does not, write is_elementwise = True "
@@ -394,6 +406,24 @@ class Optimiser(Familiar, ABC):
         assert units is not None  # of a new walk
         return units
 
+    def takes_whole(self, parameter: Any, group: ParameterGroup) -> bool:
+        """Return whether one rank must have all elements of a parameter, or join them,
+        to change it. Local.
+        """
+        return False
+
+    def kept_of(
+        self, parameter: Any, group: ParameterGroup
+    ) -> Mapping[str, float] | None:
+        """Return :attr:`kept` for one parameter. Local."""
+        return self.kept
+
+    def _rule_of(self, one: Any, group: ParameterGroup) -> Callable[..., None]:
+        """Return the function that changes a parameter, with the arguments of
+        ``_update``.
+        """
+        return self._update
+
     def _change(
         self, one: Parameter | Run, gradient: Array, group: ParameterGroup
     ) -> None:
@@ -401,7 +431,7 @@ class Optimiser(Familiar, ABC):
         if isinstance(one.node, HalfLeaf):
             self._update_half(one, gradient, state, group)
         else:
-            self._update(one.data, gradient, state, group)
+            self._rule_of(one, group)(one.data, gradient, state, group)
 
     def _update_half(
         self,
@@ -425,7 +455,8 @@ class Optimiser(Familiar, ABC):
             master = xp.astype(data, xp.float32)
         state.pop(MASTER, None)  # a rule sees only what it keeps itself
         try:
-            self._update(master, backend.as_array(gradient, xp.float32), state, group)
+            wide = backend.as_array(gradient, xp.float32)
+            self._rule_of(one, group)(master, wide, state, group)
         finally:
             state[MASTER] = master
         data[...] = master
@@ -559,6 +590,12 @@ class Optimiser(Familiar, ABC):
         """
         for parameter in self.parameters:
             parameter.zero_grad()
+
+
+def takes_parts(rule: type[Optimiser]) -> bool:
+    """Return whether a class can change parameters of which ranks keep parts."""
+    declared = vars(rule)
+    return bool(declared.get("is_elementwise") or declared.get("joins_parts"))
 
 
 def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:

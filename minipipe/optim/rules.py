@@ -201,13 +201,16 @@ class Adam(Optimiser):
             m += (1 - beta1) * g
             v *= beta2
             v += (1 - beta2) * (g * g)
-            if group.nesterov:
+            if self._looks_ahead(group):
                 divisor = 1 - beta1 ** (num_steps + 1)
                 ahead = group.learning_rate * root * beta1 / divisor
                 step = ahead * m + rate * (1 - beta1) * g
             else:
                 step = rate * m
             p -= step / (xp.sqrt(v) + epsilon)
+
+    def _looks_ahead(self, group: ParameterGroup) -> bool:
+        return bool(group.nesterov)
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         """Apply the weight decay; return the gradient for the update."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MASTER = "master"
 """The name of the float32 values of a parameter in half precision."""
+FIXED = frozenset({"orthogonal"})
+"""Hyper-parameters that cannot be changed: what is kept, and where, depends on them."""
 
 
 def problem_with(state: Any, optimiser: Optimiser) -> str | None:
@@ -35,12 +37,18 @@ def problem_with(state: Any, optimiser: Optimiser) -> str | None:
         names = [sorted(numbers) for numbers in groups]
         if names != known:
             return f"the state's groups have {names}, and this optimiser's {known}"
-    parameters = optimiser.parameters
-    if len(state["states"]) != len(parameters):
+    for numbers, group in zip(state["groups"], optimiser.groups):
+        for name in FIXED & numbers.keys():
+            own = getattr(group, name)
+            if numbers[name] != own:
+                return f"the state's {name} is {numbers[name]}; expected {own}"
+    pairs = [(each, group) for group in optimiser.groups for each in group.parameters]
+    if len(state["states"]) != len(pairs):
         size = counted(len(state["states"]), "parameter")
-        return f"the state is of {size}; this optimiser has {len(parameters)}"
-    for number, parameter in enumerate(parameters):
-        problem = _problem_of_one(state["states"][number], parameter, optimiser.kept)
+        return f"the state is of {size}; this optimiser has {len(pairs)}"
+    for number, (parameter, group) in enumerate(pairs):
+        kept = optimiser.kept_of(parameter, group)
+        problem = _problem_of_one(state["states"][number], parameter, kept)
         if problem is not None:
             return f"for parameter {number}, the state keeps {problem}"
     return None

@@ -164,9 +164,9 @@ class AllParameters:
             )
         rule = check_elementwise(rule)
         trained = list(self.own.values() if parameters is None else parameters)
-        own = rule(trained, **numbers).parameters
-        self._trained.check_given(own)
-        sharings = sharings_of(self._plan, self.own, own)
+        whole = rule(trained, **numbers)
+        self._trained.check_given(whole.parameters)
+        sharings = sharings_of(self._plan, self.own, whole)
         return ShardedOptimiser(list(sharings), self._group, rule, trained, numbers)
 
     def unscale_gradients(self, scale: LossScale) -> bool:

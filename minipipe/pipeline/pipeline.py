@@ -1080,8 +1080,9 @@ class Pipeline(FamiliarPipeline):
         Parameters
         ----------
         rule : type
-            ``optim.SGD``, ``optim.Adam``, ``optim.AdamW``; or a custom class that
-            declares ``is_elementwise = True``.
+            ``optim.SGD``, ``optim.Adam``, ``optim.AdamW``, ``optim.Muon``, of which
+            each matrix has one owner; or a custom class that declares
+            ``is_elementwise = True``.
         parameters : iterable of Parameter, or of dict, optional
             The parameters of this rank that it trains, or groups of them; by default
             all.

@@ -10,7 +10,8 @@ values to the others::
     rank 2   gradients of a stage   updates shard 1 ----'---- takes shard 0
 
 The result has the bits of a whole update if the rule updates each element
-independently. A rank sends 2 (n - 1) / n of the gradients for their sum, and in
+independently. A parameter that its rule reads as a whole, such as a matrix of Muon, is
+in the shard of one of the ranks. A rank sends 2 (n - 1) / n of the gradients for their sum, and in
 addition (n - 1) / n of the values.
 
 References
@@ -32,7 +33,9 @@ from minipipe.core.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, not_copyable
 from minipipe.execution.plan import Plan
 from minipipe.nn import Parameter
+from minipipe.nn.shards import ShardedParameter
 from minipipe.optim import Optimiser, ParameterGroup
+from minipipe.optim.optimiser import takes_parts
 from minipipe.parallel.reduction import AllGather, Channel, equal_parts
 
 
@@ -45,27 +48,50 @@ class Sharing(NamedTuple):
     ranks : list of int
     parameters : list of Parameter
         In the order of the model.
+    are_whole : bool
+        Whether each parameter is in the shard of one rank, as a whole.
     """
 
     ranks: list[int]
     parameters: list[Parameter]
+    are_whole: bool = False
 
     def share(self, place: int) -> list[slice]:
         """Return the elements of each parameter in the shard of one of the ranks."""
         sizes = tuple(parameter.size for parameter in self.parameters)
+        if self.are_whole:
+            owners = _owners(sizes, len(self.ranks))
+            own = zip(sizes, owners)
+            return [slice(0, size * (owner == place)) for size, owner in own]
         found = dict(equal_parts(sizes, len(self.ranks))[place])
         return [found.get(i, slice(0, 0)) for i in range(len(self.parameters))]
 
 
+def _owners(sizes: Sequence[int], count: int) -> list[int]:
+    """Return which of so many ranks owns each parameter: the largest first, each to the
+    rank with the fewest elements so far.
+    """
+    elements = [0] * count
+    owners = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[i] = elements.index(min(elements))
+        elements[owners[i]] += sizes[i]
+    return owners
+
+
 def sharings_of(
-    plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Parameter]
+    plan: Plan, own: Mapping[str, Parameter], optimiser: Optimiser
 ) -> Iterator[Sharing]:
     """Yield the parameters of an optimiser that this rank has in common with others.
 
     Frozen parameters, which have no state, are divided separately, so that the others
-    are divided equally.
+    are divided equally; and so are those that the optimiser takes whole.
     """
-    wanted = {id(parameter.owner) for parameter in trained}
+    wanted = {
+        id(parameter.owner): optimiser.takes_whole(parameter, group)
+        for group in optimiser.groups
+        for parameter in group.parameters
+    }
     found = dict[tuple, Sharing]()
     for name, stages in plan.uses.items():
         if name in own and id(own[name].owner) in wanted:
@@ -76,9 +102,9 @@ def sharings_of(
                     for stage in stages.values()
                 }
             )
-            sharing = found.setdefault(
-                (*ranks, own[name].requires_grad), Sharing(ranks, [])
-            )
+            is_whole = wanted[id(own[name].owner)]
+            kind = (*ranks, own[name].requires_grad, is_whole)
+            sharing = found.setdefault(kind, Sharing(ranks, [], is_whole))
             sharing.parameters.append(own[name])
     yield from found.values()
 
@@ -125,10 +151,8 @@ class ShardedOptimiser(Optimiser):
         for sharing in sharings:
             own = sharing.share(sharing.ranks.index(group.rank))
             for parameter, elements in zip(sharing.parameters, own):
-                self._pieces[id(parameter)] = (
-                    Parameter(_flat(parameter)[elements]),
-                    elements,
-                )
+                piece = _piece_of(parameter, elements, sharing.are_whole)
+                self._pieces[id(parameter)] = piece, elements
         if foreign := [
             parameter.shape
             for parameter in self.parameters
@@ -139,9 +163,12 @@ class ShardedOptimiser(Optimiser):
                 "not of this pipeline"
             )
             raise ArgumentError(f"{message}; expected some of pipeline.parameters().")
-        pieces = [self._pieces[id(parameter)][0] for parameter in self.parameters]
+        groups = []
+        for one in self.groups:
+            pieces = [self._pieces[id(each)][0] for each in one.parameters]
+            groups.append({"parameters": pieces, **one.hyper_parameters})
         # which has the state; its groups do not count
-        self._sharded = rule(pieces, **numbers)
+        self._sharded = rule(groups, **numbers)
 
     def __copy__(self) -> NoReturn:
         self.__reduce_ex__(4)
@@ -186,9 +213,10 @@ class ShardedOptimiser(Optimiser):
 
     def _change(self, parameter: Any, gradient: Array, group: ParameterGroup) -> None:
         piece, elements = self._pieces[id(parameter)]
-        piece.data = _flat(parameter)[elements]  # a view
+        piece.data = _reshaped(_flat(parameter)[elements], piece)  # a view
         xp = backend.array_module(gradient)
-        self._sharded._change(piece, xp.reshape(gradient, (-1,))[elements], group)
+        own = _reshaped(xp.reshape(gradient, (-1,))[elements], piece)
+        self._sharded._change(piece, own, group)
 
     def _update(
         self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
@@ -210,7 +238,7 @@ class ShardedOptimiser(Optimiser):
                     if backend.is_array(value):
                         xp = backend.array_module(value)
                         found.append((i, xp.zeros(parameter.size, dtype=value.dtype)))
-                        found[-1][1][elements] = value
+                        found[-1][1][elements] = xp.reshape(value, (-1,))
                         # a view
                         state[name] = xp.reshape(found[-1][1], parameter.shape)
         self._gather(wholes, "the optimiser's state")
@@ -225,11 +253,12 @@ class ShardedOptimiser(Optimiser):
         super().load_state_dict({**state, "states": [{} for _ in self.parameters]})
         states = []
         for parameter, kept in zip(self.parameters, state["states"]):
-            elements = self._pieces[id(parameter)][1]
+            piece, elements = self._pieces[id(parameter)]
             cut = {}
             for name, value in kept.items():
                 if backend.is_array(value) and value.shape == parameter.shape:
-                    value = backend.array_module(value).reshape(value, (-1,))[elements]
+                    flat = backend.array_module(value).reshape(value, (-1,))
+                    value = _reshaped(flat[elements], piece)
                 cut[name] = value
             states.append(cut)
         groups = [group.hyper_parameters for group in self._sharded.groups]
@@ -271,7 +300,8 @@ class ShardedOptimiser(Optimiser):
 
 
 def check_elementwise(rule: Any) -> type[Optimiser]:
-    """Return a class of optimisers that update each element independently.
+    """Return a class of optimisers that update each element independently, or say which
+    parameters they take whole.
 
     Raises
     ------
@@ -288,7 +318,7 @@ def check_elementwise(rule: Any) -> type[Optimiser]:
             f"{message} Pass its settings by name: pipeline.sharded(optim.SGD, "
             "learning_rate=0.1).",
         )
-    if not vars(rule).get("is_elementwise"):
+    if not takes_parts(rule):
         raise ArgumentError(
             "type",
             f"{rule.__name__} may read a parameter as a whole, such as its norm; a "
@@ -298,6 +328,31 @@ def check_elementwise(rule: Any) -> type[Optimiser]:
             "pipeline.sharded.",
         )
     return rule
+
+
+def _piece_of(parameter: Parameter, elements: slice, is_whole: bool) -> Parameter:
+    """Return this rank's elements of a parameter, which are none or all if it stays
+    whole.
+    """
+    own = _flat(parameter)[elements]
+    if not is_whole:
+        return Parameter(own)
+    if own.size == 0:
+        rows = backend.array_module(own).zeros(
+            (0, *parameter.shape[1:]), dtype=own.dtype
+        )
+        return Parameter(rows)
+    if not parameter.is_divided:
+        return Parameter(backend.reshape(own, parameter.shape))
+    # the other parts of the matrix are of the same owner, among other replicas
+    owner: Any = parameter.owner
+    piece = ShardedParameter(owner.shard, None, parameter.dtype)
+    piece.data = backend.reshape(own, parameter.shape)
+    return piece
+
+
+def _reshaped(elements: Array, piece: Parameter) -> Array:
+    return backend.reshape(elements, piece.shape)
 
 
 def _flat(parameter: Parameter) -> Array:

@@ -84,6 +84,7 @@ def in_two_groups(parameters):
             lambda p: SignDescent(p, learning_rate=0.1),
             "SignDescent; expected SGD, Adam, AdamW",
         ),
+        (usual, optim.Muon, "Muon; expected SGD, Adam, AdamW"),
         (usual, in_two_groups, "several groups"),
         (usual, lambda p: optim.SGD(list(p)[:2], 0.1), "expected all that are trained"),
     ],

@@ -26,6 +26,7 @@ OPTIMISERS = {
     "momentum": partial(optim.SGD, learning_rate=0.1, momentum=0.9),
     "adam": partial(optim.Adam, learning_rate=0.01),
     "adamw": partial(optim.AdamW, learning_rate=0.01),
+    "muon": partial(optim.Muon, learning_rate=0.01),
 }
 FROZEN = {"never": (), "from the start": range(20), "between steps": range(4, 9)}
 MOST_ORDINARY = {"never": 3, "from the start": 3, "between steps": 9}

@@ -276,7 +276,8 @@ VALUES = {
     tuning.Advice: advice,
 }
 OPTIMISERS = {
-    rule: partial(trained, rule) for rule in (optim.SGD, optim.Adam, optim.AdamW)
+    rule: partial(trained, rule)
+    for rule in (optim.SGD, optim.Adam, optim.AdamW, optim.Muon)
 }
 REFUSED = {
     Pipeline: small_pipeline,

@@ -45,6 +45,7 @@ RULES = {
     ),
     "Adam": lambda parameters: optim.Adam(parameters, 0.05),
     "AdamW": lambda parameters: optim.AdamW(parameters, 0.05, weight_decay=0.1),
+    "Muon": lambda parameters: optim.Muon(parameters, 0.05),
     "own": lambda parameters: Signs(parameters, 0.05),
 }
 

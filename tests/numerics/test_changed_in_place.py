@@ -179,7 +179,7 @@ def test_a_change_raises_before_any_gradient_behind_it():
     "wrap", [lambda module: module, nn.Recompute], ids=["", "recompute"]
 )
 @pytest.mark.parametrize("width", [3, 40])
-@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.Muon])
 def test_an_optimiser_that_steps_between_forward_and_backward_raises_changed_in_place(
     kind, width, wrap
 ):

@@ -33,6 +33,13 @@ EVERY_KIND = {
     "AdamW, Nesterov": lambda parameters: optim.AdamW(
         parameters, 0.1, weight_decay=0.1, nesterov=True
     ),
+    "Muon": lambda parameters: optim.Muon(parameters, 0.1),
+    "Muon, Jordan": lambda parameters: optim.Muon(
+        parameters, 0.1, nesterov=False, rate_by_shape="jordan"
+    ),
+    "Muon without matrices": lambda parameters: optim.Muon(
+        parameters, 0.1, orthogonal=False
+    ),
 }
 SHAPES = [(3, 4), (), (7,), (0, 2), (2, 3, 2)]
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND.values(), ids=EVERY_KIND)

@@ -18,6 +18,7 @@ KINDS = {
     ),
     "Adam": lambda groups: optim.Adam(groups, 0.1, weight_decay=0.1),
     "AdamW": lambda groups: optim.AdamW(groups, 0.1),
+    "Muon": lambda groups: optim.Muon(groups, 0.1),
 }
 SHAPES = [(3, 4), (), (7,)]
 

@@ -96,6 +96,7 @@ RULES = {
     "Adam": lambda p: optim.Adam(p, 0.1),
     "Adam, decay": lambda p: optim.Adam(p, 0.1, weight_decay=0.1, nesterov=True),
     "AdamW": lambda p: optim.AdamW(p, 0.1, weight_decay=0.1),
+    "Muon": lambda p: optim.Muon(p, 0.1),
     "averaged": lambda p: Averaged(p, learning_rate=0.1),
     "counting": lambda p: Counting(p, learning_rate=0.1),
     "sign": lambda p: Sign(p, learning_rate=0.1),

@@ -40,6 +40,7 @@ from tests.strategies import batch, examples, stacks
 RULES = {
     "sgd": partial(optim.SGD, learning_rate=0.01, momentum=0.9),
     "adam": partial(optim.Adam, learning_rate=0.01),
+    "muon": partial(optim.Muon, learning_rate=0.01),
     "nesterov": partial(optim.SGD, learning_rate=0.01, momentum=0.9, nesterov=True),
     "nadamw": partial(
         optim.AdamW, learning_rate=0.01, betas=(0.99, 0.999), nesterov=True

@@ -69,7 +69,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("num_ranks", [2, slowly(3), 4])
-@pytest.mark.parametrize("rule", [optim.Adam, slowly(optim.SGD)])
+@pytest.mark.parametrize("rule", [optim.Adam, optim.Muon, slowly(optim.SGD)])
 def test_with_a_microbatch_each_it_has_the_bits_of_whole_replicas(num_ranks, rule):
     whole, shares = (
         spawn(

@@ -11,7 +11,7 @@ import pytest
 
 from minipipe import Pipeline, checkpoint, init_process_group, nn, optim, spawn
 from minipipe.errors import ArgumentError, MessageError, RankError
-from minipipe.pipeline.sharding import ShardedOptimiser
+from minipipe.pipeline.sharding import ShardedOptimiser, Sharing
 from minipipe.testing import same_bits
 from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model
@@ -39,6 +39,7 @@ RULES = {
     ),
     "Adam": (optim.Adam, {"learning_rate": 0.05, "weight_decay": 0.01}),
     "AdamW": (optim.AdamW, {"learning_rate": 0.05}),
+    "Muon": (optim.Muon, {"learning_rate": 0.05}),
 }
 
 
@@ -122,6 +123,7 @@ def check(num_ranks, options, **both):
         ("momentum", 2, 2),
         ("Adam", 4, 2),
         ("AdamW", 4, 4),
+        ("Muon", 4, 4),
         *[slowly(rule, 8, 4) for rule in RULES],
     ],
 )
@@ -196,9 +198,26 @@ def test_so_they_do_through_mpirun(num_ranks, replicas):
     assert done.out.split() == [repr(float(loss)) for loss in losses]
 
 
-def test_arrays_of_the_array_api_standard_are_divided_too():
+@pytest.mark.parametrize("rule", ["Adam", "Muon"])
+def test_arrays_of_the_array_api_standard_are_divided_too(rule):
     both = {"device": array_api_strict, "num_steps": 2}
-    check(2, {"replicas": 2}, **both)
+    check(2, {"replicas": 2}, rule=rule, **both)
+
+
+def test_matrices_in_half_precision_have_one_owner_each():
+    both = {"make": lambda: model(np.float16), "scales": True, "num_steps": 8}
+    check(4, {"replicas": 2}, rule="Muon", **both)
+
+
+def test_replicas_own_about_equally_many_elements_of_matrices():
+    shapes = [(8, 8), (3, 3), (8, 8), (4, 8), (2, 5), (6, 6)]
+    parameters = [nn.Parameter(np.zeros(shape)) for shape in shapes]
+    sharing = Sharing([0, 1, 2], parameters, are_whole=True)
+    shares = [sharing.share(place) for place in range(3)]
+    for i, one in enumerate(parameters):
+        stops = [share[i].stop for share in shares]
+        assert sorted(stops) == [0, 0, one.size]
+    assert [sum(each.stop for each in share) for share in shares] == [74, 73, 68]
 
 
 def test_values_that_are_not_sent_are_found(monkeypatch):

@@ -23,6 +23,7 @@ TOKENS = np.random.default_rng(2).integers(0, SYMBOLS, (8, 4))
 RULES = {
     "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9),
     "AdamW": lambda p: optim.AdamW(p, 0.1),
+    "Muon": lambda p: optim.Muon(p, 0.1),
 }
 
 

@@ -7,16 +7,19 @@ import sys
 from functools import partial
 from importlib import import_module
 
+import numpy as np
 import pytest
 
-from minipipe import spawn
+from minipipe import nn, optim, spawn
 from tests.launch import ROOT, mpirun, needs_mpi, run
 
 FOLDER = ROOT / "tutorials" / "asynchronous"
 sys.path.append(str(FOLDER))
 experiment = import_module("experiment")
+late = import_module("muon")
 sys.path.remove(str(FOLDER))
 
+LATE = json.loads((FOLDER / "muon.json").read_text())
 ROWS = json.loads((FOLDER / "results.json").read_text())
 PAGE = (FOLDER / "README.md").read_text()
 METHODS = pytest.mark.parametrize("method", experiment.METHODS)
@@ -95,6 +98,69 @@ def test_the_times_are_those_of_the_simulated_schedules():
     assert [end - start for start, end in zip(ends, ends[1:])] == [24] * 4 and ends[
         -1
     ] == 3 * (40 + 3)
+
+
+# -- one update late -------------------------------------------------------------------
+
+
+class CorrectedSGD(late.Corrected, optim.SGD):
+    pass
+
+
+def test_corrected_changes_are_all_right_ones_and_one_guess():
+    weight = nn.Parameter(np.zeros(3))
+    gradients = np.random.default_rng(0).standard_normal((6, 3))
+    optimiser = CorrectedSGD([weight], 0.5)
+    for gradient in gradients:
+        weight.grad = gradient
+        optimiser.step()
+    whole = gradients.sum(axis=0) + gradients[-1] - gradients[0]
+    assert np.allclose(weight.data, -0.5 * whole, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("rule", late.RULES)
+def test_one_update_late_has_the_same_bits_on_any_number_of_stages(rule, monkeypatch):
+    job = late.Job(rule, "2BW, corrected", 0.004, seed=1, num_batches=3)
+    two = job.run()
+    monkeypatch.setattr(late, "NUM_STAGES", 4)
+    assert job.run() == two
+    assert job._replace(way="2BW").run() != two != job._replace(way="1F1B").run()
+
+
+def test_the_page_has_the_table_of_one_update_late():
+    for line in filter(None, late.tables(LATE)):
+        assert line in PAGE.splitlines()
+
+
+@pytest.mark.slow
+def test_one_update_late_runs_with_a_few_batches(tmp_path):
+    command = [sys.executable, FOLDER / "muon.py", "--quick", "-o", tmp_path]
+    done = run(command, limit=150)
+    assert (done.code, done.err) == (0, "") and done.out.count("| Muon") == 5
+    again = [sys.executable, FOLDER / "muon.py", "--draw", tmp_path / "muon.json"]
+    assert run(again).out == done.out
+
+
+def gaps(rule, way, rate):
+    own, flushed = (
+        next(one for one in LATE if (one["rule"], one["way"]) == (rule, each))
+        for each in (way, "1F1B")
+    )
+    mean_gap = np.mean(np.subtract(own["loss"], flushed["loss"]))
+    return mean_gap, own["by_rate"][rate] - flushed["by_rate"][rate]
+
+
+def test_what_the_page_says_of_one_update_late_is_recorded():
+    for rate in ("0.002", "0.004", "0.008"):
+        adamw, muon = (gaps(rule, "2BW", rate)[1] for rule in ("AdamW", "Muon"))
+        assert 0 < muon < adamw / 2
+    for rule in ("AdamW", "Muon"):
+        late_by, corrected_by = (
+            gaps(rule, way, "0.002")[0] for way in ("2BW", "2BW, corrected")
+        )
+        assert 0.4 < corrected_by / late_by < 0.6
+    losses = {(one["rule"], one["way"]): np.mean(one["loss"]) for one in LATE}
+    assert losses["Muon", "2BW, corrected"] < losses["AdamW", "1F1B"]
 
 
 # -- what was recorded -----------------------------------------------------------------

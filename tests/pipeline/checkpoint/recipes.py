@@ -94,11 +94,16 @@ def by(kind, *given, **options):
     }
 
 
+def by_muon(pipeline):
+    return {"optimiser": optim.Muon(optim.muon_groups(pipeline), 0.01)}
+
+
 RECIPES = {
     "SGD": Recipe(optimisers=by(optim.SGD, 0.1)),
     "momentum": Recipe(optimisers=by(optim.SGD, 0.1, momentum=0.9, weight_decay=0.01)),
     "Adam": Recipe(optimisers=by(optim.Adam, 0.01)),
     "AdamW": Recipe(optimisers=by(optim.AdamW, 0.01)),
+    "Muon": Recipe(optimisers=by_muon),
     "tied": Recipe(
         tied, by(optim.Adam, 0.01), TOKENS, TOKENS[:, ::-1].copy(), nn.CrossEntropyLoss
     ),

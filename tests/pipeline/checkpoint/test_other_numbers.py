@@ -123,7 +123,7 @@ def test_one_rank_speaks(tmp_path):
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
 def test_a_checkpoint_names_the_class_of_an_optimiser_and_no_file_of_the_package(
     tmp_path, name
 ):
