@@ -1,0 +1,164 @@
+"""The actions of one rank, step by step: each with the time since when its input was
+awaited, and when its messages were sent and arrived.
+
+A range of PyTorch begins with the wait for its input, so an action begins when its
+message has arrived::
+
+    PP:1RECV_F0  |==|                          the receive is posted
+    gloo:recv      |- - - - - - - ->|          and ends when the rank takes the message
+    PP:1F0          |...............|=====|    the range: a wait, and then the forward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.errors import Code, ScheduleError
+from minipipe.trace.recording import Lane, Range
+
+
+class Ran(NamedTuple):
+    """An action as it ran.
+
+    Attributes
+    ----------
+    action : Action
+    awaited_from : float
+        When its rank began to wait for its input; the start of its range.
+    start, end : float
+        In seconds. Both actions of an overlapped pair have the same.
+    sent : float or None
+        When the message with its result was sent, if there was one.
+    arrived : float or None
+        When the rank took the message with its input, if there was one.
+    is_joined : bool
+        Whether the next action of the row overlaps with this one.
+    """
+
+    action: Action
+    awaited_from: float
+    start: float
+    end: float
+    sent: float | None = None
+    arrived: float | None = None
+    is_joined: bool = False
+
+
+def steps_of(lane: Lane, rank: int) -> list[list[Ran]]:
+    """Return the actions of each complete training step of a rank.
+
+    The actions of one step repeat in the same order. A step that began before the
+    recording, or had not ended with it, is left out.
+
+    Parameters
+    ----------
+    lane : Lane
+    rank : int
+        The stage of labels without one.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``order``, if the actions do not repeat.
+    """
+    ran = _actions(lane, rank)
+    length = len({it.action for it in ran})
+    actions = [it.action for it in ran]
+    begin = _first_of_a_step(actions[:length])
+    ends = range(begin + length, len(ran) + 1, length)
+    steps = [ran[end - length : end] for end in ends]
+    for before, after in pairwise([ran[begin : begin + length], *steps]):
+        rows = [[it.action for it in step] for step in (before, after)]
+        if rows[0] != rows[1]:
+            pairs = enumerate(zip(*rows))
+            at, (one, other) = next((i, it) for i, it in pairs if it[0] != it[1])
+            problem = f"The steps of rank {lane.rank} differ: action {at} is {one}"
+            hint = "record training steps of one schedule, without evaluation"
+            message = f"{problem} in one and {other} in another; {hint}."
+            raise ScheduleError.of(Code.ORDER, message)
+    return steps
+
+
+def _first_of_a_step(actions: Sequence[Action]) -> int:
+    """Return the index at which a repeating row begins: before each backward is its
+    forward, and the first microbatch is the lowest.
+    """
+    begins = []
+    for index in range(len(actions)):
+        seen = set()
+        row = [*actions[index:], *actions[:index]]
+        for action in row:
+            if (
+                action.kind.is_backward
+                and (action.stage, action.microbatch) not in seen
+            ):
+                break
+            seen.add((action.stage, action.microbatch))
+        else:
+            begins.append(index)
+    return min(begins, key=lambda i: (actions[i].microbatch, i), default=0)
+
+
+def _actions(lane: Lane, rank: int) -> list[Ran]:
+    """Return the computations of a rank, with the times of their messages."""
+    ran: list[Ran] = []
+    arrivals: dict[Value, float] = {}
+    makers: dict[Value, int] = {}  # by value, the index of its last producer
+    for it in lane.ranges:
+        for action in it.label.actions[:1]:
+            if not action.kind.is_communication:
+                continue
+            value = Value.carried_by(action)
+            if action == value.receive:
+                arrivals[value] = it.end if it.arrived is None else it.arrived
+            elif value in makers:
+                index = makers[value]
+                ran[index] = ran[index]._replace(sent=it.start)
+        for one in _computed(it, rank, arrivals):
+            value_of_it = Value.produced_by(one.action)
+            if value_of_it is not None:
+                makers[value_of_it] = len(ran)
+            ran.append(one)
+    return ran
+
+
+def _computed(it: Range, rank: int, arrivals: dict[Value, float]) -> Iterator[Ran]:
+    """Yield the action of a range, or the two of a pair; none for a message."""
+    start = it.start
+    parts = []
+    for action in it.label.actions:
+        if action.kind.is_communication:
+            return
+        if action.stage < 0:
+            action = action._replace(stage=rank)
+        value = Value.consumed_by(action)
+        arrived = it.arrived
+        if value is not None and value in arrivals:
+            arrived = arrivals.pop(value)
+        if value is None:
+            arrived = None
+        parts.append((action, arrived))
+    # the second action of a pair waits inside, because PyTorch runs one after the other
+    if parts and parts[0][1] is not None:
+        start = min(max(start, parts[0][1]), it.end)
+    for index, (action, arrived) in enumerate(parts):
+        is_joined = index + 1 < len(parts)
+        sent = it.sent
+        yield Ran(action, it.start, start, it.end, sent, arrived, is_joined)
+
+
+def overlapped(row: Sequence[Ran]) -> list[str]:
+    """Return the cells of a row as PyTorch writes them."""
+    cells = []
+    for _, group in groupby(row, key=attrgetter("awaited_from")):
+        names = [str(it.action) for it in group]
+        cell = names[0]
+        if len(names) > 1:
+            cell = f"({';'.join(names)})OVERLAP_F_B"
+        cells.append(cell)
+    return cells
