@@ -19,6 +19,7 @@ from minipipe.render.text import draw_text
 from minipipe.schedules import Timeline, simulate
 from minipipe.trace.forecast import WEIGHT_PART, costs_of, forecasts
 from minipipe.trace.report import (
+    OTHERS,
     about_idle,
     compared,
     costs_table,
@@ -88,7 +89,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         f"\n{costs_table(recorded, costs)}\n",
         compared(*drawn),
         f"\n{draw_text(*drawn, width=width)}\n",
-        f"other schedules, simulated with these costs:\n\n{forecast_table(others, name)}",
+        f"{OTHERS}:\n\n{forecast_table(others, name)}",
         *(f"wrote {printable(path)}" for path in written),
     ]
     return answer(options, data, "\n".join(parts))

@@ -15,7 +15,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from minipipe.errors import Code, FileError
 from minipipe.io import file_pieces
@@ -31,6 +31,7 @@ _MOST_VALUE = 2**24  # characters of one event, or of one member of the header
 _GZIP = b"\x1f\x8b"
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _SEPARATORS = re.compile(r"[ \t\r\n,]*")
+_OF_NUMBERS = re.compile(r"[0-9.eE+-]*")
 # Names of kernels may hold control characters.
 _DECODER = JSONDecoder(strict=False)
 
@@ -70,6 +71,7 @@ def events_of(path: str | Path, header: dict[str, Any]) -> Iterator[Event]:
     window = _Window(path)
     if window.peek() == "[":
         yield from window.items(may_end=True)
+        window.finish()
         return
     window.expect("{", "expected a trace: an object with traceEvents, or a list")
     has_events = False
@@ -83,6 +85,8 @@ def events_of(path: str | Path, header: dict[str, Any]) -> Iterator[Event]:
             header[str(name)] = window.value()
         if window.peek() != "}":
             window.expect(",", "expected a comma or } behind a member")
+    window.expect("}", "expected a member or }")
+    window.finish()
     if not has_events:
         raise FileError.of(path, "it has no traceEvents; expected a trace", Code.SYNTAX)
 
@@ -114,19 +118,29 @@ class _Window:
             self._refuse(expectation)
         self._at += 1
 
+    def finish(self) -> None:
+        """Read to the end of the file, which also checks gzip."""
+        if self.peek():
+            self._refuse("expected the end of the file")
+
     def value(self) -> Any:
         """Parse the next value."""
         self.peek()
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                # a number at the end of the window may continue
-                if end < len(self._text) or self._is_over:
+                # a number at the end of the window may continue: 1 of 1.5e3
+                match = _OF_NUMBERS.match(self._text, end)
+                assert match is not None
+                if match.end() < len(self._text) or self._is_over:
                     self._at = end
                     return value
             except JSONDecodeError as error:
-                if self._is_over or len(self._text) - self._at > _MOST_VALUE:
-                    self._refuse(f"{error.msg[:1].lower()}{error.msg[1:]}")
+                reason = f"{error.msg[:1].lower()}{error.msg[1:]}"
+                if len(self._text) - self._at > _MOST_VALUE:
+                    self._refuse(reason)
+                if self._is_over:
+                    self._refuse(f"{reason}, or the file is cut off", Code.DAMAGED)
             except RecursionError:
                 self._refuse("values are nested too deeply")
             self._more()
@@ -150,13 +164,13 @@ class _Window:
         self._text = self._text[self._at :] + piece
         self._at = 0
 
-    def _refuse(self, expectation: str) -> None:
+    def _refuse(self, expectation: str, code: Code = Code.SYNTAX) -> NoReturn:
         where = f"character {self._before + self._at:,}"
-        if self.peek():
-            reason = f"it is no JSON of a trace at {where}: {expectation}"
-            raise FileError.of(self._path, reason, Code.SYNTAX)
-        reason = f"it ends at {where}, before its JSON does: {expectation}"
-        raise FileError.of(self._path, reason, Code.DAMAGED)
+        reason = f"it is no JSON of a trace at {where}: {expectation}"
+        if not self.peek():
+            code = Code.DAMAGED
+            reason = f"it ends at {where}, before its JSON does: {expectation}"
+        raise FileError.of(self._path, reason, code)
 
 
 def _texts(path: str | Path) -> Iterator[str]:

@@ -23,7 +23,8 @@ from minipipe.errors import ArgumentError, ScheduleError, quoted
 _PYTORCH = re.compile(r"PP:(\(?\d[^\s,]*)", re.ASCII)
 _BESIDE = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9}")
 # Point-to-point operations as c10d records them, such as gloo:send and nccl:recv 0<-1.
-_TRANSFER = re.compile(r"(?:gloo|nccl|ucc|mpi):(send|recv)", re.IGNORECASE)
+# The range of gloo:send may begin after the message has left; c10d::send is around it.
+_TRANSFER = re.compile(r"(?:c10d:|gloo|nccl|ucc|mpi):(send|recv)", re.IGNORECASE)
 _GROUPS = ("stage", "kind", "microbatch")
 # The words for a kind, in lower case and without punctuation.
 _KINDS = {

@@ -19,6 +19,7 @@ from minipipe.schedules.simulation.timeline import (
 from minipipe.trace.forecast import Forecast
 from minipipe.trace.runs import RecordedRun
 
+OTHERS = "other schedules, with the time of each rank divided equally among its stages"
 _WAITS = 3
 _SHOWN = 6  # actions at either end of a critical path
 _FASTEST = 8
@@ -54,8 +55,6 @@ def about_idle(run: RecordedRun, step: int) -> list[str]:
     lines.append(f"critical path: {' '.join(path)}")
     if not run.has_messages:
         lines.append("no sends and receives here: waits within an action count as busy")
-    elif run.schedule.overlaps:
-        lines.append("a wait within an overlapped pair counts as busy")
     for rank, times in enumerate(run.beside):
         if times:
             parts = [f"{name} {format_time(it, 's')}" for name, it in times.items()]

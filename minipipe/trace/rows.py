@@ -11,12 +11,14 @@ message has arrived::
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
-from operator import attrgetter
+from itertools import pairwise
+from math import inf
+from statistics import median
 from typing import NamedTuple
 
-from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.schedules.analysis.dependencies import Value
 from minipipe.errors import Code, ScheduleError
 from minipipe.trace.recording import Lane, Range
@@ -31,7 +33,8 @@ class Ran(NamedTuple):
     awaited_from : float
         When its rank began to wait for its input; the start of its range.
     start, end : float
-        In seconds. Both actions of an overlapped pair have the same.
+        In seconds. Both actions of an overlapped pair have the same, unless the second
+        one waited for a message.
     sent : float or None
         When the message with its result was sent, if there was one.
     arrived : float or None
@@ -66,13 +69,13 @@ def steps_of(lane: Lane, rank: int) -> list[list[Ran]]:
     ScheduleError
         Code ``order``, if the actions do not repeat.
     """
-    ran = _actions(lane, rank)
+    ran = _apart(_actions(lane, rank))
     length = len({it.action for it in ran})
     actions = [it.action for it in ran]
     begin = _first_of_a_step(actions[:length])
     ends = range(begin + length, len(ran) + 1, length)
     steps = [ran[end - length : end] for end in ends]
-    for before, after in pairwise([ran[begin : begin + length], *steps]):
+    for before, after in pairwise(steps):
         rows = [[it.action for it in step] for step in (before, after)]
         if rows[0] != rows[1]:
             pairs = enumerate(zip(*rows))
@@ -143,7 +146,6 @@ def _computed(it: Range, rank: int, arrivals: dict[Value, float]) -> Iterator[Ra
         if value is None:
             arrived = None
         parts.append((action, arrived))
-    # the second action of a pair waits inside, because PyTorch runs one after the other
     if parts and parts[0][1] is not None:
         start = min(max(start, parts[0][1]), it.end)
     for index, (action, arrived) in enumerate(parts):
@@ -155,10 +157,40 @@ def _computed(it: Range, rank: int, arrivals: dict[Value, float]) -> Iterator[Ra
 def overlapped(row: Sequence[Ran]) -> list[str]:
     """Return the cells of a row as PyTorch writes them."""
     cells = []
-    for _, group in groupby(row, key=attrgetter("awaited_from")):
-        names = [str(it.action) for it in group]
-        cell = names[0]
-        if len(names) > 1:
-            cell = f"({';'.join(names)})OVERLAP_F_B"
+    actions = iter(row)
+    for it in actions:
+        cell = str(it.action)
+        if it.is_joined:
+            cell = f"({cell};{next(actions).action})OVERLAP_F_B"
         cells.append(cell)
     return cells
+
+
+def _apart(ran: Sequence[Ran]) -> list[Ran]:
+    """Return the actions of a rank with pairs taken apart if their second action took a
+    message, because the wait for it is then inside of the pair.
+
+    PyTorch runs one after the other, so the second action begins when the receive has
+    ended. The first one takes as long as it does alone, and the rest is the wait::
+
+        |=== F ===|......|===== B =====|
+                  wait   arrived
+    """
+    alone: defaultdict[tuple[int, ActionKind], list[float]] = defaultdict(list)
+    for before, it in pairwise([None, *ran]):
+        if it is not None and not it.is_joined and not (before and before.is_joined):
+            alone[it.action.stage, it.action.kind].append(it.end - it.start)
+    result = list(ran)
+    for index, (first, second) in enumerate(pairwise(ran)):
+        if not first.is_joined or second.arrived is None:
+            continue
+        times = alone[first.action.stage, first.action.kind]
+        usual = median(times or [inf])
+        arrived = min(max(second.arrived, first.start), first.end)
+        # in a custom function for pairs, both may begin at once
+        if times and arrived - first.start < usual / 2:
+            continue
+        end = min(arrived, first.start + usual)
+        result[index] = first._replace(end=end)
+        result[index + 1] = second._replace(awaited_from=end, start=arrived)
+    return result
