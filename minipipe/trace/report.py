@@ -74,7 +74,9 @@ def costs_table(run: RecordedRun, costs: Costs) -> str:
     kinds = sorted({it.kind for it in spreads}, key="FBIW".index)
     cells: dict[int, dict[str, str]] = {}
     for it in spreads:
-        times = (format_number(time, "s") for time in (it.mean, it.spread))
+        times = [format_number(time, "s") for time in (it.mean, it.spread)]
+        if it.number == 1:
+            del times[1]
         cells.setdefault(it.stage, {})[it.kind] = " ± ".join(times)
     head = ["stage", "rank", *kinds]
     rows = []

@@ -7,6 +7,10 @@ message has arrived::
     PP:1RECV_F0  |==|                          the receive is posted
     gloo:recv      |- - - - - - - ->|          and ends when the rank takes the message
     PP:1F0          |...............|=====|    the range: a wait, and then the forward
+
+A range may have all of this inside, as those of PyTorch's GPipe have::
+
+    Forward 0  |...............|=====|- - |    a wait, the forward, and a send
 """
 
 from __future__ import annotations
@@ -148,10 +152,14 @@ def _computed(it: Range, rank: int, arrivals: dict[Value, float]) -> Iterator[Ra
         parts.append((action, arrived))
     if parts and parts[0][1] is not None:
         start = min(max(start, parts[0][1]), it.end)
+    # a send inside has its own range in other schedules: its time is not computation
+    end = it.end
+    if it.sent is not None and it.sent > start:
+        end = it.sent
     for index, (action, arrived) in enumerate(parts):
         is_joined = index + 1 < len(parts)
         sent = it.sent
-        yield Ran(action, it.start, start, it.end, sent, arrived, is_joined)
+        yield Ran(action, it.start, start, end, sent, arrived, is_joined)
 
 
 def overlapped(row: Sequence[Ran]) -> list[str]:
