@@ -23,6 +23,7 @@ OTHERS = "other schedules, with the time of each rank divided equally among its 
 _WAITS = 3
 _SHOWN = 6  # actions at either end of a critical path
 _FASTEST = 8
+_DECIMALS = 4  # of milliseconds
 _AGREE = 1e-9  # seconds: a smaller difference of clocks is rounding
 
 
@@ -74,10 +75,10 @@ def costs_table(run: RecordedRun, costs: Costs) -> str:
     kinds = sorted({it.kind for it in spreads}, key="FBIW".index)
     cells: dict[int, dict[str, str]] = {}
     for it in spreads:
-        times = [format_number(time, "s") for time in (it.mean, it.spread)]
-        if it.number == 1:
-            del times[1]
-        cells.setdefault(it.stage, {})[it.kind] = " ± ".join(times)
+        times = format_number(it.mean, "s")
+        if it.number > 1:
+            times += f" ± {round(1000 * it.spread, _DECIMALS):.3g}"
+        cells.setdefault(it.stage, {})[it.kind] = times
     head = ["stage", "rank", *kinds]
     rows = []
     for stage in range(run.schedule.num_stages):
@@ -116,7 +117,7 @@ def forecast_table(forecasts: Sequence[Forecast], recorded: str) -> str:
     rows = [["schedule", "ms", "change", "bubble", "held", "trades"]]
     for it in shown:
         name = it.schedule
-        change = f"{100 * it.change:+.1f} %"
+        change = _signed(it.change)
         makespan = format_number(it.makespan, "s")
         bubble = f"{100 * it.bubble_fraction:.1f} %"
         rows.append([name, makespan, change, bubble, f"{it.peak:g}", it.trades])
@@ -145,4 +146,11 @@ def compared(measured: Timeline, predicted: Timeline) -> str:
     error = predicted.makespan / measured.makespan - 1
     makespan = format_time(predicted.makespan, predicted.unit)
     bubble = f"bubble {100 * predicted.bubble_fraction:.1f} %"
-    return f"simulated with these costs: makespan {makespan} ({100 * error:+.1f} %), {bubble}"
+    return (
+        f"simulated with these costs: makespan {makespan} ({_signed(error)}), {bubble}"
+    )
+
+
+def _signed(part: float) -> str:
+    """Return a part in percent, with its sign; zero is positive."""
+    return f"{round(100 * part, 1) + 0.0:+.1f} %"

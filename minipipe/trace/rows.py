@@ -73,7 +73,7 @@ def steps_of(lane: Lane, rank: int) -> list[list[Ran]]:
     ScheduleError
         Code ``order``, if the actions do not repeat.
     """
-    ran = _apart(_actions(lane, rank))
+    ran = _one_after_another(_apart(_actions(lane, rank)))
     length = len({it.action for it in ran})
     actions = [it.action for it in ran]
     begin = _first_of_a_step(actions[:length])
@@ -201,4 +201,15 @@ def _apart(ran: Sequence[Ran]) -> list[Ran]:
         end = min(arrived, first.start + usual)
         result[index] = first._replace(end=end)
         result[index + 1] = second._replace(awaited_from=end, start=arrived)
+    return result
+
+
+def _one_after_another(ran: Sequence[Ran]) -> list[Ran]:
+    """Return the actions of a rank without overlaps that rounding, or a nested label,
+    has made.
+    """
+    result = list(ran)
+    for index, (first, second) in enumerate(pairwise(ran)):
+        if not first.is_joined and second.start < first.end:
+            result[index] = first._replace(end=max(first.start, second.start))
     return result

@@ -27,7 +27,9 @@ def test_the_text_has_the_bubble_its_causes_the_costs_and_other_schedules(traces
     rank, busy, warm_up, *_, idle, _ = re.search(r"^ +3 .*%", out, re.M)[0].split()
     assert (rank, busy, warm_up, idle) == ("3", "240", "30", "27.3")
     assert "critical path: 0F0 1F0 2F0 3F0" in out
-    assert "3     3   10 ± " in out
+    assert re.search(r"^ +0 +0 +10 ± 0\S* +20 ± 0\S*$", out, re.M)
+    assert "mean ± standard deviation of 8 of each kind" in out
+    assert "overlap, each" not in out  # rounding makes no overlapped pairs
     assert "simulated with these costs: makespan 330 ms (+0.0 %), bubble 27.3 %" in out
     assert "recorded, measured" in out and "recorded, predicted" in out
     assert re.search(r"^zb-h1 +270 +-18.2 % +11.1 % +4 +1F1B's memory", out, re.M)
@@ -67,10 +69,10 @@ def test_other_verbs_read_the_costs_and_the_schedule(traces, ask, tmp_path):
     for command in (
         ("simulate", schedule),
         ("simulate", "zb-h1", "--ranks", 4),
-        ("search", "--ranks", 4, "--microbatches", 8, "--evaluations", 3),
+        ("search", "--ranks", 4, "--microbatches", 2, "--evaluations", 3),
     ):
-        status, out, err = ask(*command, "--costs", costs)
-        assert (status, err) == (0, ""), command
+        status, out, _ = ask(*command, "--costs", costs)
+        assert status == 0 and "makespan" in out, command
     status, out, _ = ask("simulate", schedule, "--costs", costs, "--json")
     assert json.loads(out)["makespan"] == pytest.approx(0.33, abs=1e-4)
 
