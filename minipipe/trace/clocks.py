@@ -24,7 +24,7 @@ def clock_offsets(num_ranks: int, messages: Iterable[Times]) -> list[float]:
     before it is sent.
 
     The clock of rank 0 stays. Clocks that agree as far as messages can tell, such as
-    those of one host, stay too. Otherwise the difference of two ranks is in the middle
+    the clocks of one host, stay too. Otherwise the difference of two ranks is in the middle
     of its bounds, with an error of at most half the time of a message there and back.
     Ranks are aligned one after another, by the pair with the closest bounds.
 

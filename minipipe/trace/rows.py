@@ -8,7 +8,7 @@ message has arrived::
     gloo:recv      |- - - - - - - ->|          and ends when the rank takes the message
     PP:1F0          |...............|=====|    the range: a wait, and then the forward
 
-A range may have all of this inside, as those of PyTorch's GPipe have::
+A range may have all of this inside, as in PyTorch's GPipe::
 
     Forward 0  |...............|=====|- - |    a wait, the forward, and a send
 """
