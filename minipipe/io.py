@@ -367,6 +367,40 @@ def read_bytes(
         ...
     minipipe.errors.FileError: '/dev/zero' cannot be read: it is a device; expected a file.
     """
+    return b"".join(file_pieces(path, most, pipes=pipes, links=links))
+
+
+def file_pieces(
+    path: str | Path,
+    most: int = MOST_BYTES,
+    *,
+    pipes: bool = True,
+    links: bool = True,
+    length: int | None = None,
+) -> Iterator[bytes]:
+    """Yield the content of a file in pieces, for a reader that keeps few of them.
+
+    Parameters
+    ----------
+    path, most, pipes, links
+        As for :func:`read_bytes`.
+    length : int, optional
+        The bytes of a piece, at most; by default a file is one piece.
+
+    Raises
+    ------
+    FileError
+        Codes ``unreadable`` and ``too-large``, as for :func:`read_bytes`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"abcde")
+    ...     file.flush()
+    ...     list(file_pieces(file.name, length=2))
+    [b'ab', b'cd', b'e']
+    """
     # Without waiting: opening a pipe without a writer would block for ever.
     flags = ["O_NONBLOCK", "O_BINARY"]
     if not links:
@@ -379,7 +413,7 @@ def read_bytes(
         descriptor = os.open(path, flag)
         try:
             _check_kind(path, os.fstat(descriptor), most, pipes)
-            return b"".join(_pieces(path, descriptor, most))
+            yield from _pieces(path, descriptor, most, length)
         finally:
             os.close(descriptor)
 
@@ -480,15 +514,18 @@ def _check_kind(
         raise FileError.of(path, message, Code.TOO_LARGE)
 
 
-def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
+def _pieces(
+    path: str | Path, descriptor: int, most: int, length: int | None
+) -> Iterator[bytes]:
     """Yield the content of a file; it may grow while it is read, and files of /proc
     have no size.
     """
     status = os.fstat(descriptor)
     is_pipe = stat.S_ISFIFO(status.st_mode)
     total = 0
-    # a file in one piece is not copied by the join
-    length = max(1 << 20, min(status.st_size, 1 << 30))
+    if length is None:
+        # a file in one piece is not copied by the join
+        length = max(1 << 20, min(status.st_size, 1 << 30))
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_TIMEOUT)[0]:
             message = f"no byte came from the pipe for {PIPE_TIMEOUT:g} s"

@@ -35,7 +35,7 @@ FLOORS = [
         core.objective
         core.batch
         render optim
-        render.stepper render.editor execution
+        render.stepper render.editor execution trace
         core.pipeline
         compile
         tuning
@@ -50,7 +50,7 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {
-    *("core", "simulation", "passes", "schedules", "search", "render"),
+    *("core", "simulation", "passes", "schedules", "search", "render", "trace"),
     *("errors", "io", "hints", "_lazy", "cli", "comm.job"),
 }
 WITH_NUMPY = {  # rooms of the half that trains

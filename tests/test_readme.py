@@ -356,8 +356,16 @@ def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, cap
     for command in commands:
         if "best.json" in command:
             continue  # test_the_proof_that_it_shows_is_found runs these
-        if command[0] in ("run", "advise", "compare", "export", "grade", "edit"):
-            # they run programs, take over signals and children, or serve a page: other
+        if command[0] in (
+            "run",
+            "advise",
+            "compare",
+            "export",
+            "grade",
+            "edit",
+            "trace",
+        ):
+            # they run programs, take over signals and children, serve a page, or read traces: other
             # tests have them
             continue
         assert main([*command]) == 0, command

@@ -39,6 +39,7 @@ VERBS = {
     "show": "draw a schedule, or write it to a file",
     "check": "check that a schedule is legal, or say which action is not",
     "simulate": "predict makespan, bubble, idle time and memory of a schedule",
+    "trace": "read profiler traces: real bubble, its causes, other schedules",
     "paper": "predict published training times on thousands of GPUs",
     "search": "find a fast schedule under a memory limit, and a lower bound",
     "step": "step through a schedule, one action at a time",

@@ -5,6 +5,7 @@ rank.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from minipipe.cli.options import add_schedule, add_wait, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, figures, gaps_as_data
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         gap._replace(bound=known_bound(gap.workload, gap.objective))
         for gap in gaps(one_step, costs, timeline)
     )
-    idle = _idle_by_cause(timeline)
+    idle = timeline.idle_by_cause
     busy = list(map(timeline.busy, range(timeline.num_ranks)))
     details = {"busy": busy, "idle": idle, "critical_path": _path(timeline)}
     table = _table(timeline, idle, options.sends_block)
@@ -66,7 +67,7 @@ def _about(schedule: ActionTable, timeline: Timeline) -> list[str]:
 
 
 def _table(
-    timeline: Timeline, idle_by_cause: list[dict[str, float]], sends_block: bool
+    timeline: Timeline, idle_by_cause: Sequence[dict[str, float]], sends_block: bool
 ) -> str:
     """Return a table with a row for each rank."""
     is_seen = {IdleCause.SENDING: sends_block}
@@ -108,17 +109,6 @@ def _above(gap: Gap) -> str:
     if gap.bound.name == GALLERY:
         return "recorded in the gallery as"
     return "proved to be"
-
-
-def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:
-    """Return the idle time of each rank by cause."""
-    by_rank = []
-    for slots in timeline.idle:
-        times: dict[str, float] = {cause.value: 0 for cause in IdleCause}
-        for slot in slots:
-            times[slot.cause.value] += slot.end - slot.start
-        by_rank.append(times)
-    return by_rank
 
 
 def _path(timeline: Timeline) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from minipipe.cli.main import VERBS, main
 from minipipe.cli.options import whole_numbers
 from tests.launch import slowly
+from tests.trace.written import recorded
 
 # A command of each verb, quick and complete but for the option that is tried.
 COMMANDS = {
@@ -19,6 +20,7 @@ COMMANDS = {
     "step": ["1f1b"],
     "schedules": [],
     "sweep": ["--schedules=gpipe"],
+    "trace": [*map(str, recorded("zb-v"))],
     "paper": ["megatron-table-2"],
     "search": ["--evaluations=3"],
     "advise": ["program.py"],

@@ -12,6 +12,7 @@ from minipipe.cli import edit, main, run
 from minipipe.cli.main import VERBS, _parser_of
 from minipipe.cli.options import file_path
 from tests.launch import slowly
+from tests.trace.written import recorded
 
 SIZES = ["--ranks=2", "--microbatches=2"]
 # By verb: words with which it does little.
@@ -21,6 +22,7 @@ LITTLE = {
     "show": ["gpipe", *SIZES],
     "check": ["gpipe", *SIZES],
     "simulate": ["gpipe", *SIZES],
+    "trace": [*map(str, recorded("zb-v"))],
     "paper": ["megatron-table-1", "--model=1.7B"],
     "search": ["--evaluations=3", *SIZES],
     "step": ["gpipe", *SIZES],

@@ -11,8 +11,11 @@ from minipipe import io as files
 from minipipe.cli import edit, main, run
 from minipipe.cli.main import VERBS
 from tests.launch import slowly
+from tests.trace.written import recorded
 
 SIZES = ["--ranks=2", "--microbatches=2"]
+TRACES = " ".join(map(str, recorded("gpipe")))
+TRACES += r" --label ^(?P<kind>Forward|Backward).(?P<microbatch>\d+)$"
 # Words of a command, in which PATH is replaced; behind it may stand the ending that the
 # option expects.
 COMMANDS = [
@@ -25,6 +28,7 @@ COMMANDS = [
             "step",
             "edit",
             "paper",
+            "trace",
             "advise",
             "run -n 1",
         )
@@ -34,6 +38,9 @@ COMMANDS = [
     "check --certificate PATH",
     "paper PATH.csv",
     "paper megatron-table-1 --model 1.7B -o PATH.json",
+    *(f"trace {TRACES} -o PATH{ending}" for ending in (".svg", ".txt")),
+    f"trace {TRACES} --write-costs PATH.json",
+    f"trace {TRACES} --write-schedule PATH.csv",
     "sweep --schedules gpipe -o PATH.csv",
     "search --evaluations 2 -o PATH.json",
     "schedules --plot PATH.svg",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minipipe.errors import counted
 from tests.launch import ROOT, needs_mpi
+from tests.trace.written import recorded
 
 ONE = ("--ranks", 1, "--microbatches", 1)
 TINY = [f"--{name}=1" for name in ("layers", "heads", "batch", "rounds")] + [
@@ -27,6 +28,7 @@ COMMANDS = {
     "compare": [*ONE, *TINY],
     "compare, refused": ["--ranks", 1, "--microbatches", 1, "--rounds", 10**9],
     "paper": ["megatron-table-2"],
+    "trace": [*recorded("zb-v")],
     "info": [],
     "coursework": ["copy"],
     "check, refused": ["gpipe", *ONE, "--costs", "F=1:2"],

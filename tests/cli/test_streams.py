@@ -12,6 +12,7 @@ import pytest
 
 from minipipe.cli.main import VERBS
 from tests.launch import ROOT, environment, needs_mpi, run, slowly
+from tests.trace.written import recorded
 
 needs_full = pytest.mark.skipif(
     not Path("/dev/full").exists(), reason="no /dev/full here"
@@ -39,6 +40,7 @@ COMMANDS = {
     "show": ("1f1b", 0),
     "check": ("--json {folder}/illegal.csv", 1),
     "simulate": ("1f1b", 0),
+    "trace": (" ".join(map(str, recorded("zb-v"))), 0),
     "paper": ("megatron-table-2", 0),
     "search": ("--ranks 2 --microbatches 2", 0),
     "step": ("gpipe --microbatches 2", 0),

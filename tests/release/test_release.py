@@ -16,6 +16,7 @@ import minipipe
 from minipipe.cli.main import VERBS
 from tests.launch import ROOT
 from tests.release.installed import called, copy_of_the_project, succeeded, tracked
+from tests.trace.written import recorded
 
 needs_build = pytest.mark.skipif(
     not all(map(find_spec, ("build", "twine"))),
@@ -30,6 +31,7 @@ COMMANDS = {
     "show": ("show zb-h1 -o player.html", 0, "wrote player.html"),
     "check": ("check 1f1b", 0, "legal: 1f1b"),
     "simulate": ("simulate v-half --costs latency=0.1", 0, "makespan"),
+    "trace": ("trace zb-v.0.json.gz zb-v.1.json.gz", 0, "measured: makespan"),
     "paper": ("paper megatron-table-1 --model 1.7B", 0, "error: mean"),
     "search": ("search --ranks 2 --microbatches 2 --seconds 1", 0, "makespan"),
     "step": ("step 1f1b --at 3", 0, "rank 1 begins 1F0"),
@@ -136,6 +138,8 @@ def installed(built, tmp_path_factory):
     succeeded([programs / "minipipe", "coursework", "mine"], home)
     shutil.copy(ROOT / "tutorials" / "exercises" / "05_bubble.py", home / "mine")
     (home / "train.py").write_text(PROGRAM)
+    for path in recorded("zb-v"):
+        shutil.copy(path, home)
     return programs, home
 
 

@@ -20,6 +20,7 @@ from minipipe.schedules.analysis.activations import held_over_time, without_copi
 from minipipe.schedules.simulation.span import (
     GradientSum,
     Idle,
+    IdleCause,
     Message,
     Span,
     StepChange,
@@ -303,6 +304,24 @@ class Timeline(ShownInNotebooks):
     def idle(self) -> tuple[tuple[Idle, ...], ...]:
         """By rank, its idle times in chronological order, each with its cause."""
         return self._explanation.idle
+
+    @cached_property
+    def idle_by_cause(self) -> tuple[dict[str, float], ...]:
+        """By rank, its idle time by each :class:`~minipipe.schedules.IdleCause`.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(2, 1)).idle_by_cause[1]["warm-up"]
+        1.0
+        """
+        by_rank = []
+        for slots in self.idle:
+            times: dict[str, float] = {cause.value: 0 for cause in IdleCause}
+            for slot in slots:
+                times[slot.cause.value] += slot.end - slot.start
+            by_rank.append(times)
+        return tuple(by_rank)
 
     @property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:

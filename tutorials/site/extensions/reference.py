@@ -39,6 +39,7 @@ MODULES = [
     "minipipe.execution",
     "minipipe.pipeline",
     "minipipe.tuning",
+    "minipipe.trace",
     "minipipe.autograd",
     "minipipe.core.tensor",
     "minipipe.errors",
