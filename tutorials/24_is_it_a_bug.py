@@ -151,12 +151,13 @@ for step in (1, 2, 4, 8, 12):
     print(
         f"{step:4} {parts['nudged'][step - 1]:8.1e} {parts['missing'][step - 1]:8.1e}"
     )
+assert step == len(one["loss"])
 assert parts["nudged"].max() < 1e-5 and parts["missing"].min() > 1e-3
 
 # %% [markdown]
 # ## Bugs
 #
-# Four common ones. `microbatch/…` in the first run is what finds the cause: the
+# Three common ones. `microbatch/…` in the first run is what finds the cause: the
 # difference is a combination of the microbatches' gradients, which rounding errors never
 # are.
 

@@ -35,7 +35,7 @@ _TERMS = 4096
 
 
 class Assumed(NamedTuple):
-    """What the bounds assume about both runs.
+    """The assumptions of the bounds about both runs.
 
     Attributes
     ----------
@@ -71,8 +71,8 @@ class Assumed(NamedTuple):
         return f"arithmetic in {arithmetic}; {terms}; optimiser {optimiser}"
 
     def format_of(self, values: Format) -> Format:
-        """Return the format in which both runs computed, by default that of their
-        values.
+        """Return the format in which both runs computed, by default the format of
+        their values.
         """
         return self.precision or values
 

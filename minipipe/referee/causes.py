@@ -100,14 +100,15 @@ def weights_of(
 def described_weights(weights: Sequence[float], numbers: Sequence[int]) -> str:
     """Return a sentence on the weights of microbatches in B, relative to A."""
     largest = max(map(abs, weights))
-    if max(weights) - min(weights) <= _CLOSE * largest:
-        return f"B is {np.mean(weights):.4g} times A: its loss or gradient is scaled"
+    change = max(abs(weight - 1) for weight in weights)
+    if max(weights) - min(weights) <= _CLOSE * change:
+        return f"B is {np.mean(weights):.6g} times A: its loss or gradient is scaled"
     absent = []
     for number, weight in zip(numbers, weights):
         if abs(weight) <= _CLOSE * largest:
             absent.append(str(number))
     if absent:
         return f"microbatch {', '.join(absent)} is missing in B"
-    listed = ", ".join(f"{weight:.3g}" for weight in weights)
+    listed = ", ".join(f"{weight:.5g}" for weight in weights)
     reason = "such as a mean of means over unequal numbers of tokens"
     return f"B weighs the microbatches by {listed} of A's weights, {reason}"

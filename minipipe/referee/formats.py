@@ -1,6 +1,6 @@
 """Formats of numbers: which grid the values of an array lie on, and rounding to it.
 
-The analysis computes in float64, where a value of any smaller format is exact.
+The analysis computes in float64, which holds the values of any smaller format.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def _within(
 def _progress(a: np.ndarray) -> np.ndarray:
     """Return by step how much training has surely changed the loss, relative to it.
 
-    The slope of a straight line, less twice its standard error: batches differ, too,
-    and that difference is no progress.
+    The slope of a straight line, less twice its standard error: differences between
+    batches are no progress.
     """
     steps = np.arange(len(a), dtype=np.float64)
     centred = steps - steps.mean()

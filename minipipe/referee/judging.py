@@ -180,7 +180,7 @@ class Judge:
             return found.judged(Verdict.BUG, where)
         missing = "the number of terms of a sum, such as tokens of a batch (terms)"
         if self.assumed.is_stated or self.spread:
-            missing = "both runs in float64, where a bug stays as large"
+            missing = "both runs in float64: a bug stays as large"
         return found.judged(Verdict.CANNOT_TELL, where, missing)
 
     def _coarse(

@@ -131,7 +131,7 @@ class Report(NamedTuple):
         """The first array that leaves its bound; None if all are within.
 
         The first of its step in the order of the backward, from the last layer to the
-        first, because a wrong gradient makes those of earlier layers wrong.
+        first, because a wrong gradient spoils the gradients of earlier layers.
         """
         worst = [each for each in self.differences if each.verdict is self.verdict]
         if self.verdict.rank < Verdict.CANNOT_TELL.rank or not worst:
