@@ -119,7 +119,7 @@ def an_order(random, plan):
 
 def honest(a, b):
     """Return the class of two honest runs: a few have the same bits."""
-    is_same = all(np.array_equal(a[name], b[name]) for name in a)
+    is_same = all(np.array_equal(a[name], b[name]) for name in a.keys() & b.keys())
     return Verdict.EQUAL if is_same else Verdict.ORDER
 
 
@@ -204,3 +204,42 @@ def functions(random, plan, mutant):
     if not mutant:
         expected = honest(a(Variation(0)), b(Variation(0)))
     return Case(a, b, {}, expected, f"functions, {mutant}: {other}")
+
+
+HARD = ("even lengths", "slow", "accumulated", "adam", "stored")
+
+
+def hard(seed):
+    """Return a bug that is hard to see, and whether it leaves a trace in the record."""
+    random = np.random.default_rng((seed, 7))
+    way = HARD[seed % len(HARD)]
+    mutant = str(random.choice(MUTANTS))
+    plan = some_plan(random, seed, True)._replace(dtype="float32")
+    names = [name for name in EVIDENCE if name != "weights"]
+    if way == "slow":
+        names = ["losses", "losses and gradients"]
+        plan = plan._replace(rate=float(random.choice([1e-5, 1e-4, 1e-3])))
+    if mutant == "one stale update":
+        names = ["losses", "gradients of each step", "losses and gradients"]
+    plan, name, options = evidence(random, plan, names)
+    plan = plan._replace(steps=max(4, plan.steps), is_even=way == "even lengths")
+    if way == "adam":
+        plan, options = plan._replace(optimiser="adam", rate=0.003), {}
+    if mutant == "dropout keys shared":
+        plan = plan._replace(dropout=0.2)
+    # so that a wrong number of microbatches is not another reason
+    other = reordered(random, plan, of_parts=True)
+    other = other._replace(mutant=mutant, where=int(random.integers(2, plan.steps)))
+    if way == "accumulated":
+        other = other._replace(accumulate=str(random.choice(["bfloat16", "float16"])))
+    a, b = recorded(plan, name), recorded(other, name)
+    if mutant == "a missing microbatch" or random.integers(2):
+        b = {each: array for each, array in b.items() if "micro" not in each}
+    if way == "stored":
+        grid = FORMATS[str(random.choice(["bfloat16", "float16"]))]
+        for each in b:
+            if each != "loss":
+                b[each] = grid.rounded(b[each].astype("float64"))
+    if random.integers(2):
+        a, b = b, a
+    return Case(a, b, options, Verdict.BUG, f"{way}, {mutant}, {name}: {other}")

@@ -9,7 +9,7 @@ import pytest
 
 from minipipe.referee.formats import BFLOAT16, FLOAT16
 from minipipe.testing import Variation, Verdict, referee
-from tests.referee.cases import KINDS, MUTANTS, case, honest, recorded
+from tests.referee.cases import KINDS, MUTANTS, case, hard, honest, recorded
 from tests.referee.training import Plan, train
 
 NO_BUG = (Verdict.EQUAL, Verdict.ORDER, Verdict.ROUNDING)
@@ -45,6 +45,24 @@ def test_95_of_100_verdicts_are_right_and_no_bug_is_taken_for_rounding(seeds, is
     assert len(wrong) <= 0.05 * len(seeds), "\n\n".join(wrong)
     expected = Counter(each for each, _ in counts.elements())
     assert expected[Verdict.BUG] * len(KINDS) == 5 * len(seeds)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(10), pytest.param(range(10, 250), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_a_bug_that_is_hard_to_see_is_at_least_in_doubt(seeds):
+    """Texts of almost equal length, tiny learning rates, Adam, and few digits."""
+    verdicts = Counter()
+    for seed in seeds:
+        a, b, options, _, words = hard(seed)
+        report = referee(a, b, **options)
+        verdicts[report.verdict] += 1
+        if honest(a, b) is Verdict.EQUAL:  # it changed less than the last digit
+            continue
+        assert report.verdict not in NO_BUG, f"{seed}: {words}\n{report}"
+    assert verdicts[Verdict.BUG] >= 0.7 * len(seeds)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -22,6 +22,7 @@ class Plan(NamedTuple):
     blocks : number of replicas, whose sums are added last
     shards : parts of the inner products, as in tensor parallelism
     accumulate : format of the sum of gradients, or empty
+    is_even : whether all texts but one are equally long
     nudge : function of the first weights
     mutant : name of a bug, or empty
     where : its microbatch or step
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     shards: int = 1
     dtype: str = "float32"
     accumulate: str = ""
+    is_even: bool = False
     nudge: object = None
     mutant: str = ""
     where: int = 0
@@ -70,6 +72,9 @@ def batch(plan, step):
     tokens = random.integers(0, SYMBOLS, (plan.sequences, plan.length + 1))
     tokens[:, 1::2] = (tokens[:, :-1:2] + 1) % SYMBOLS  # something to learn
     lengths = random.integers(2, plan.length + 1, plan.sequences)
+    if plan.is_even:
+        lengths[:] = plan.length
+        lengths[0] -= 1
     return tokens, np.sort(lengths)
 
 
