@@ -1,5 +1,5 @@
-"""Checks for tests and coursework: correct gradients, and a pipelined step with the
-same bits as one process.
+"""Checks for tests and coursework: correct gradients, a pipelined step with the same
+bits as one process, and a verdict on the differences of two runs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ from minipipe.hints import names_of
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.pipeline import Pipeline
+from minipipe.referee import Difference, Report, Variation, Verdict, referee
 
 __all__ = [
+    "Difference",
+    "Report",
     "StepResult",
+    "Variation",
+    "Verdict",
     "blocks_of",
     "check_gradients",
     "check_independent_of_microbatches",
     "check_same_as_one_process",
     "one_process_step",
+    "referee",
     "same_bits",
 ]
 __getattr__ = names_of(__name__, __all__)

@@ -43,6 +43,7 @@ FLOORS = [
         compile.export
         pipeline.checkpoint
         pipeline.elastic
+        referee
         checkpoint elastic testing coursework cli.supervision
         cli
         __main__ __init__

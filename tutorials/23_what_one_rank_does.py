@@ -257,5 +257,4 @@ else:
 #
 # </details>
 #
-# This was the last lesson. To continue, train a model of your own, draw a step with
-# `--trace`, and find out what your ranks wait for.
+# Next, `24_is_it_a_bug.py`: two runs differ in their losses; is it rounding, or a bug?

@@ -46,6 +46,7 @@ VERBS = {
     "edit": "edit a schedule in the browser",
     "advise": "recommend partition, schedule and microbatches for a program",
     "compare": "measure pipeline, data and tensor parallelism on one model",
+    "referee": "say whether the difference of two runs is a bug",
     "export": "write what each rank of a program does as a file of NumPy",
     "run": "start an MPI job, and restart it when it fails",
     "coursework": "write the exercises for students, instructors and autograders",

@@ -26,6 +26,7 @@ COMMANDS = {
     "advise": ["program.py"],
     "compare": [],
     "run": ["-n1", "program.py"],
+    "referee": ["a.npz", "b.npz"],
     "export": ["program.py", "-o=exported"],
     "edit": ["nowhere"],
     "coursework": ["nowhere/x.pdf"],

@@ -30,6 +30,7 @@ LITTLE = {
     "advise": ["program.py"],
     "compare": [],
     "run": ["-n=1", "program.py"],
+    "referee": ["a.npz", "b.npz"],
     "export": ["program.py", "-o=exported"],
     "coursework": ["copy"],
     "grade": ["--only=05_bubble", "mine"],

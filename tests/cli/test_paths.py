@@ -5,6 +5,7 @@ traceback.
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minipipe import io as files
@@ -46,6 +47,8 @@ COMMANDS = [
     "schedules --plot PATH.svg",
     "edit gpipe -o PATH.csv",
     "run --hostfile PATH program.py",
+    *(f"referee PATH{ending} b.npz" for ending in ("", ".npz", ".safetensors")),
+    "referee b.npz PATH.npz",
     "export PATH -o exported --ranks 1",
     "export program.py -o PATH --ranks 1",
     "coursework PATH/new",
@@ -81,7 +84,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.01)
     monkeypatch.setattr(edit.Page, "serve_forever", lambda page: None)
     monkeypatch.setattr(run, "become_supervisor", lambda: 0)
-    for ending in ("", ".csv", ".json", ".svg", ".html", ".zip"):
+    np.savez("b.npz", loss=np.ones(3))
+    for ending in ("", ".csv", ".json", ".svg", ".html", ".zip", ".npz"):
         Path(f"folder{ending}").mkdir()
         os.mkfifo(f"pipe{ending}")
         Path(f"binary{ending}").write_bytes(bytes(range(256)))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minipipe.cli.main import VERBS
@@ -48,6 +49,7 @@ COMMANDS = {
     "advise": ("--ranks 1 --seconds 0 {folder}/trains.py", 0),
     "compare": (TINY, 0),
     "run": ("-n 2 {folder}/trains.py", 0),
+    "referee": ("{folder}/a.npz {folder}/b.npz", 1),
     "export": ("--ranks 1 -o {new} {folder}/trains.py", 0),
     "coursework": ("{new}", 0),
     "grade": ("{folder}/mine --only 05_bubble", 1),
@@ -111,6 +113,8 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("streams")
     (path / "illegal.csv").write_text("0F0,0F1,0B0\n")
     (path / "trains.py").write_text(TRAINS)
+    for name, scale in (("a", 1), ("b", 2)):
+        np.savez(path / f"{name}.npz", loss=scale * np.ones(3))
     assert (
         run([sys.executable, "-m", "minipipe", "coursework", str(path / "mine")]).code
         == 0

@@ -1,0 +1,179 @@
+"""The answer: a verdict for each difference, and one for both runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from minipipe.errors import counted
+from minipipe.io import text_table
+
+_SHOWN = 12  # rows of the table
+
+
+class Verdict(StrEnum):
+    """The class of a difference, in the order in which one outweighs the others.
+
+    Examples
+    --------
+    >>> from minipipe.testing import Verdict
+    >>> print(Verdict.ORDER)
+    order of summation
+    """
+
+    EQUAL = "no difference"
+    ORDER = "order of summation"
+    ROUNDING = "rounding of a precision"
+    CANNOT_TELL = "cannot tell"
+    BUG = "bug"
+
+    @property
+    def rank(self) -> int:
+        """How much it weighs: a bug outweighs all others."""
+        return list(Verdict).index(self)
+
+
+class Difference(NamedTuple):
+    """One array in both runs, and the class of its difference.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"gradients/0.weight"``, or ``"loss"``.
+    step, microbatch : int
+        -1 if unknown, or if the array is about all of them.
+    size : float
+        The norm of the difference, relative to the norm of the array; for weights, to
+        their update.
+    bound : float
+        The largest size that the rounding errors of a reordered sum explain.
+    verdict : Verdict
+    evidence : str
+        The reason for the verdict.
+    missing : str
+        The evidence that would decide, if the verdict is ``cannot tell``.
+
+    Examples
+    --------
+    >>> from minipipe.testing import Difference, Verdict
+    >>> Difference("gradients/3.weight", 1, -1, 0.5, 1e-5, Verdict.BUG).layer
+    '3'
+    """
+
+    name: str
+    step: int
+    microbatch: int
+    size: float
+    bound: float
+    verdict: Verdict = Verdict.EQUAL
+    evidence: str = "the same bits"
+    missing: str = ""
+
+    def judged(self, verdict: Verdict, evidence: str, missing: str = "") -> Difference:
+        """Return the difference with a verdict and its reason."""
+        return self._replace(verdict=verdict, evidence=evidence, missing=missing)
+
+    @property
+    def layer(self) -> str:
+        """The name of the layer: the array's name without kind and last part."""
+        tensor = self.name.partition("/")[2]
+        return tensor.rpartition(".")[0] or tensor
+
+    @property
+    def place(self) -> str:
+        """Name, layer, step and microbatch, as far as they are known."""
+        parts = [self.name]
+        if self.layer:
+            parts.append(f"layer {self.layer}")
+        for noun, number in (("step", self.step), ("microbatch", self.microbatch)):
+            if number >= 0:
+                parts.append(f"{noun} {number}")
+        return ", ".join(parts)
+
+
+class Report(NamedTuple):
+    """The differences of two runs, and the verdict on both.
+
+    Attributes
+    ----------
+    verdict : Verdict
+    evidence : str
+        The reason for the verdict.
+    missing : str
+        The evidence that would decide, if the verdict is ``cannot tell``.
+    differences : tuple of Difference
+    assumed : str
+        The assumptions of the bounds.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe.testing import referee
+    >>> a = {"gradients/0.weight": np.linspace(1, 2, 100, dtype=np.float32)}
+    >>> b = {"gradients/0.weight": 2 * a["gradients/0.weight"]}
+    >>> report = referee(a, b)
+    >>> print(f"{report.verdict}: {report.evidence}")
+    bug: B is 2 times A: its loss or gradient is scaled
+    >>> report.first.place
+    'gradients/0.weight, layer 0, step 1'
+    """
+
+    verdict: Verdict
+    evidence: str
+    missing: str
+    differences: tuple[Difference, ...]
+    assumed: str
+
+    @property
+    def first(self) -> Difference | None:
+        """The first array that leaves its bound; None if all are within.
+
+        The first of its step in the order of the backward, from the last layer to the
+        first, because a wrong gradient spoils the gradients of earlier layers.
+        """
+        worst = [each for each in self.differences if each.verdict is self.verdict]
+        if self.verdict.rank < Verdict.CANNOT_TELL.rank or not worst:
+            return None
+        return min(worst, key=_in_time)
+
+    def as_data(self) -> dict[str, object]:
+        """Return the report as data for JSON."""
+        data = self._asdict()
+        data["first"] = self.first and self.first.place
+        data["differences"] = [each._asdict() for each in self.differences]
+        return data
+
+    def __str__(self) -> str:
+        lines = [f"verdict: {self.verdict}", f"evidence: {self.evidence}"]
+        if self.missing:
+            lines.append(f"missing: {self.missing}")
+        if self.first:
+            where = f"first to leave its bound: {self.first.place}"
+            lines.append(f"{where}: {self.first.evidence}")
+        lines += ["", _table(self.differences), "", f"assumed: {self.assumed}"]
+        return "\n".join(lines)
+
+
+def _in_time(difference: Difference) -> tuple[object, ...]:
+    """Sort by step, then by microbatch, then from the last layer to the first."""
+    parts = re.split(r"(\d+)", difference.name)
+    # digits have the odd places
+    places = [-int(part) for part in parts[1::2]]
+    return difference.step, difference.microbatch, places, difference.name
+
+
+def _table(differences: Sequence[Difference]) -> str:
+    worst = sorted(differences, key=lambda each: (-each.verdict.rank, -each.size))
+    rows: list[tuple[str, ...]] = [
+        ("array", "step", "microbatch", "difference", "bound", "verdict")
+    ]
+    for each in sorted(worst[:_SHOWN], key=_in_time):
+        numbers = [str(n) if n >= 0 else "-" for n in (each.step, each.microbatch)]
+        sizes = [f"{each.size:.1e}", f"{each.bound:.1e}"]
+        rows.append((each.name, *numbers, *sizes, str(each.verdict)))
+    table = text_table(rows, right=range(1, 5))
+    if len(worst) > _SHOWN:
+        table += f"\nand {counted(len(worst) - _SHOWN, 'array')} with smaller ones"
+    return table
