@@ -29,7 +29,7 @@ import numpy as np
 
 from minipipe.autograd import Node
 from minipipe.autograd.memory import behind, buffer_of, inputs_again, saved_by
-from minipipe.core.execution.executor import Executor, Handlers, Pending, gives
+from minipipe.core.execution.executor import Executor, Handlers, Pending, gives, takes
 from minipipe.core.schedules.action import Action, L, O
 from minipipe.execution.meter import persistent_arrays
 
@@ -44,6 +44,7 @@ class Offloading:
         """Return handlers that also run O and L."""
         return {**handlers, O: self._offload, L: self._load}
 
+    @takes("graph")
     @gives("away")
     def _offload(
         self, executor: Executor, action: Action, graph: Any
@@ -54,6 +55,7 @@ class Offloading:
         ]
         return Parked(graph.graph, kept, self._threads), graph
 
+    @takes("away")
     @gives("graph")
     def _load(
         self, executor: Executor, action: Action, away: tuple[Parked, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minipipe.core.execution.executor import Executor, Handlers
+from minipipe.core.execution.executor import Executor, Handlers, takes
 from minipipe.core.schedules.action import Action, W
 from minipipe.core.values import Value
 from minipipe.functional.over_rows import stacked
@@ -39,6 +39,7 @@ class StackedWeights:
         if len(microbatches) > 1:
             executor.record.share_time_of_last(len(microbatches))
 
+    @takes("rest")
     def _run(self, executor: Executor, action: Action, rest: Any) -> None:
         stage = action.stage
         k = action.microbatch

@@ -16,8 +16,8 @@ from minipipe.core.execution.executor import (
     Executor,
     Handler,
     Handlers,
-    and_then,
     gives,
+    takes,
 )
 from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.schedules.action_table import Program
@@ -26,7 +26,7 @@ from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
 from minipipe.execution.plan import Plan
-from minipipe.execution.row_handlers import handlers_of, journal
+from minipipe.execution.row_handlers import and_then, handlers_of, journal
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
@@ -288,6 +288,7 @@ class Framing:
     def _check(self, executor: Executor, action: Action) -> StepCheck | None:
         return self._finite.of_step(executor.batch, executor.call.waits)
 
+    @takes("finite")
     def _deliver_loss(
         self, executor: Executor, action: Action, finite: StepCheck | None = None
     ) -> None:

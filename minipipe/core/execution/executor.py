@@ -11,9 +11,8 @@ It branches on no kind of instruction: handlers, stages and the group are given.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from itertools import takewhile
 from threading import get_ident
 from time import perf_counter
@@ -25,7 +24,7 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.modes import RandomKey, at, enable_grad, no_grad
 from minipipe.core.balance import is_balanced
-from minipipe.core.errors import Code, ScheduleError
+from minipipe.core.errors import Code, ScheduleError, misuse, quoted
 from minipipe.core.execution.record import Record
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import SEND_B, SEND_F, Action
@@ -39,15 +38,17 @@ if TYPE_CHECKING:
     from minipipe.core.schedules.action_table import Program
 
 Handler = Callable[..., Any]
-"""Runs the actions of a kind. Its parameters are the executor, the action, and the
-values that it needs, by their names in ``core/nouns.py``; the last may have defaults,
-for values that do not exist. :func:`gives` names what it returns."""
+"""Runs the actions of a kind: ``(executor, action, *values) -> values``.
+:func:`takes` names the values that it needs, and :func:`gives` those that it returns.
+"""
 
 Handlers = Mapping[str, Handler]
 """Handlers by kind of action."""
 
 _ROLES = {"out": "x", "grad out": "g", "back": "graph", "rebuilt": "graph"}
-"""The parameters of handlers for values of other names."""
+"""What handlers call values of other names: a SEND takes an `out`, but its handler an
+`x`, because there is one handler for both.
+"""
 
 _CONTENTS = {Direction.FORWARD: "activations", Direction.BACKWARD: "gradient"}
 
@@ -331,10 +332,6 @@ class Executor:
         """Make a function of each action of the row: the schedule of the batch, and the
         actions of the rank before and after it.
         """
-        self._parameters = {
-            handler: [*inspect.signature(handler).parameters][2:]
-            for handler in {*handlers.values()}
-        }
         self.bindings = [self._bound(handlers, *one) for one in enumerate(row)]
         self.actions = _schedule_of(row)
         steps = list(map(self._step, self.bindings))
@@ -356,12 +353,12 @@ class Executor:
                 Code.NAME, f"{message}. Run the schedule without such actions."
             )
         takes, gives = self._values_of(position)
-        names = self._parameters[handler]
+        names = _names(handler, "takes")
         taken = [name for name in names if name in takes]
         assert taken == names[: len(taken)], (
-            f"{handler} has a parameter without a value before others: {names}"
+            f"{handler} takes a value that does not exist before others: {names}"
         )
-        returned = getattr(handler, "gives", ())
+        returned = _names(handler, "gives")
         return Binding(
             action,
             handler,
@@ -486,31 +483,43 @@ def _time_on(xp: ModuleType) -> float:
     return perf_counter()
 
 
+def takes(*names: str) -> Callable[[Handler], Handler]:
+    """Name the values that a handler takes: its arguments behind the executor and the
+    action, in this order.
+
+    They are names of ``core/nouns.py``. If an instruction takes no such value, as the
+    first F takes no activation, the argument is left out; so it has a default, and
+    stands behind the others.
+    """
+    return partial(_named, "takes", names)
+
+
 def gives(*names: str) -> Callable[[Handler], Handler]:
     """Name the values that a handler gives: it returns the only one, or a tuple of
     all.
     """
-
-    def named(handler: Handler) -> Handler:
-        handler.gives = names  # type: ignore[attr-defined]
-        return handler
-
-    return named
+    return partial(_named, "gives", names)
 
 
-def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Handler:
-    """Return a handler that runs another one, and then a function of the executor and
-    the action.
+def _named(part: str, names: tuple[str, ...], handler: Handler) -> Handler:
+    setattr(handler, part, names)
+    return handler
+
+
+def _names(handler: Handler, part: str) -> list[str]:
+    """Return the names of values that :func:`takes` or :func:`gives` has noted.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``value``, for a name that is not declared.
     """
-
-    @wraps(handler)
-    def run(executor: Executor, action: Action, *values: Any) -> Any:
-        result = handler(executor, action, *values)
-        note(executor, action)
-        return result
-
-    run.then = note  # type: ignore[attr-defined]
-    return run
+    names = [*getattr(handler, part, ())]
+    for name in names:
+        if name not in NOUNS:
+            message = f"The handler {handler} {part} {quoted(name)}, which is no value"
+            raise misuse(f"{message}; expected a name of NOUNS, such as 'graph'.")
+    return names
 
 
 def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step:
