@@ -28,7 +28,7 @@ from minipipe.core.errors import Code, ScheduleError, misuse, quoted
 from minipipe.core.execution.record import Record
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import SEND_B, SEND_F, Action
-from minipipe.core.schedules.analysis.dependencies import Direction, Value
+from minipipe.core.schedules.analysis.dependencies import Direction, Transfer
 from minipipe.core.values import NOUNS
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Executor:
         their backwards.
     background : list of Background
         Work that goes on after each action.
-    early : dict of Value to Request
+    early : dict of Transfer to Request
         Messages that have come before their RECV: an earlier attempt to run the row
         took them.
     sends : list of Request
@@ -182,7 +182,7 @@ class Executor:
             self.allocate = xp.empty
         self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
         self.background: list[Background] = []
-        self.early: dict[Value, Any] = {}
+        self.early: dict[Transfer, Any] = {}
         self._name = group.name_of_program()
         rows = list(map(_schedule_of, program.actions))
         self._sent_at = partial(_sent_at, rows)
@@ -536,7 +536,7 @@ def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step
 class Route(NamedTuple):
     """The value of a message, the other rank, the tag, and a label for errors."""
 
-    value: Value
+    value: Transfer
     peer: int
     tag: int
     words: str
@@ -546,7 +546,7 @@ class Route(NamedTuple):
         """Return the route of a SEND or RECV. The tag numbers consuming stage,
         microbatch and direction.
         """
-        value = Value.carried_by(action)
+        value = Transfer.carried_by(action)
         pair = value.consumer_stage * program.num_microbatches + value.microbatch
         tag = 2 * pair + (value.direction is Direction.BACKWARD)
         content = _CONTENTS[value.direction]
@@ -580,7 +580,7 @@ def _sent_at(rows: Sequence[Sequence[Action]], action: Action) -> int | None:
     """Return at which position of another rank's actions the value that an action
     consumes is sent.
     """
-    value = Value.consumed_by(action)
+    value = Transfer.consumed_by(action)
     for row in rows:
         if value and value.send in row:
             return row.index(value.send)
