@@ -12,16 +12,15 @@ has more calls and options, each of which is a pass, or handlers of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from minipipe.core.batch import Batch, concatenated
+from minipipe.core.batch import Batch, Call, concatenated
 from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.dividing import even_sizes, partition_evenly, rows_of
 from minipipe.core.errors import Code, ModelError, NotFiniteError, RankError, misuse
-from minipipe.core.execution.executor import Executor, Handler, Handlers, gives, takes
+from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.execution.handlers import HANDLERS
 from minipipe.core.execution.payload import Payload
 from minipipe.core.execution.stage import Stage, claimed
@@ -33,6 +32,7 @@ from minipipe.core.schedules.action import Action, ActionKind, F
 from minipipe.core.schedules.action_table import Program, Schedule
 from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.values import Handler, gives, takes
 
 Pass = Callable[[Program], Program]
 """Returns a program with other instructions: see ``core/framing.py``."""
@@ -45,27 +45,6 @@ class Updates(Protocol):
 
     def step(self) -> None:
         """Update parameters by their gradients."""
-
-
-@dataclass
-class Call:
-    """The arguments of a call, and its results.
-
-    Attributes
-    ----------
-    name : str
-        The method.
-    inputs, targets : array or None
-    loss : Loss or None
-    result : object
-        The loss, or the outputs.
-    """
-
-    name: str
-    inputs: Any
-    targets: Any
-    loss: Loss | None
-    result: Any = None
 
 
 class Pipeline:
@@ -198,22 +177,23 @@ class Pipeline:
         NotFiniteError
             On every rank, before any of them updates a parameter.
         """
-        loss = self._run(self._trainer, Call("step", inputs, targets, self.loss))
+        call = Call("step", inputs, targets, Objective(self.loss))
+        self._trainer.run(call)
         self.num_steps += 1
-        return loss
+        return call.result
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the loss of one batch, in the current mode. Collective."""
-        return self._run(self._predictor, Call("evaluate", inputs, targets, self.loss))
+        call = Call("evaluate", inputs, targets, Objective(self.loss))
+        self._predictor.run(call)
+        return call.result
 
     def predict(self, inputs: Any) -> Any:
         """Return the outputs of one batch on every rank, in the current mode.
         Collective.
         """
-        return self._run(self._predictor, Call("predict", inputs, None, None))
-
-    def _run(self, executor: Executor, call: Call) -> Any:
-        executor.run(call)
+        call = Call("predict", inputs, None, Objective())
+        self._predictor.run(call)
         return call.result
 
     # -- the model ---------------------------------------------------------------------
@@ -282,14 +262,14 @@ class Pipeline:
         all_of_them = np.array(self.group.all_gather(own, what="the handshake"))
         num_samples = _agreed(all_of_them, self.rank_of)
         sizes = even_sizes(num_samples, self.schedule.num_microbatches)
-        objective = Objective(call.loss)
+        objective = call.objective
         parts: list[list[Payload] | None] = [None, None]
         for place, home in enumerate((0, -1)):
             if self.rank_of[home] == self.group.rank and given[place] is not None:
                 parts[place] = _cut(given[place], self._dtypes[home], sizes)
         inputs, objective.targets = parts
-        if call.loss is not None:
-            objective.shares = shares_of(call.loss, sizes, objective.targets)
+        if objective.loss is not None:
+            objective.shares = shares_of(objective.loss, sizes, objective.targets)
         self._num_calls += 1
         numbers = (self._num_calls, self.num_steps, self.seed)
         executor.batch = Batch(call.name, sizes, inputs, objective, *numbers)
@@ -311,7 +291,7 @@ class Pipeline:
         root = self.rank_of[-1]
         numbers = [float(finite)]
         is_last = self.group.rank == root
-        if executor.call.loss is None:
+        if batch.objective.loss is None:
             message = None
             if is_last:
                 kept = batch.objective.outputs

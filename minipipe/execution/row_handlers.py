@@ -18,16 +18,10 @@ from minipipe.autograd.memory import behind
 from minipipe.autograd.recompute import RecomputedNode
 from minipipe.core.autograd import backend
 from minipipe.core.execution import handlers as core
-from minipipe.core.execution.executor import (
-    Executor,
-    Handler,
-    Handlers,
-    Observer,
-    gives,
-    takes,
-)
+from minipipe.core.execution.executor import Executor, Handlers, Observer
 from minipipe.core.execution.stage import Stage
 from minipipe.core.schedules.action import Action, B, I, L, O, R, W
+from minipipe.core.values import Handler, gives, takes
 
 
 class RecomputingStage(Stage):

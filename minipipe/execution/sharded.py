@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minipipe.core.execution.executor import Executor, Handlers, Resource, gives, takes
+from minipipe.core.execution.executor import Executor, Handlers, Resource
 from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.values import gives, takes
 from minipipe.nn.fully_sharded import WholeLayers
 
 

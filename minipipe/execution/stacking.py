@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minipipe.core.execution.executor import Executor, Handlers, takes
+from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.schedules.action import Action, W
-from minipipe.core.values import Value
+from minipipe.core.values import Value, takes
 from minipipe.functional.over_rows import stacked
 from minipipe.schedules.transforms import neighbouring_weights
 

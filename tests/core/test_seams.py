@@ -6,15 +6,19 @@
 import contextlib
 from types import MappingProxyType
 
+import minipipe
 import numpy as np
 import pytest
 from minipipe import nn, optim, schedules, spawn
-from minipipe.core.execution.executor import gives, takes
 from minipipe.core.framing import framing_kind, with_rank_kind
 from minipipe.core.pipeline import Pipeline
 from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.schedules.action_table import Program
+from minipipe.core.values import gives, takes
 from minipipe.errors import ArgumentError, ScheduleError
+from minipipe.execution.offloading import Offloading
+from minipipe.optim.scaling import clip_gradients, squared_norms, total_norm
+from minipipe.passes.framing import norm
 from minipipe.schedules import Kind, Noun, Uses, declared
 from tests.core import alone
 
@@ -58,13 +62,21 @@ def marked(program):
     return program.with_rows(Program, rows)
 
 
-def trained(group, passes=(), handlers=MappingProxyType({}), num_steps=2):
+X = np.ones((4, 2), np.float32)
+
+
+def model():
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def trained(
+    group, passes=(), handlers=MappingProxyType({}), num_steps=2, changed=lambda t: t
+):
     """Return a pipeline that has trained, and its losses."""
-    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-    table = schedules.one_f_one_b(group.size, num_microbatches=2)
+    table = changed(schedules.one_f_one_b(group.size, num_microbatches=2))
     sgd = lambda parameters: optim.SGD(parameters, learning_rate=0.1)
     pipeline = Pipeline(
-        model,
+        model(),
         group,
         table,
         nn.MSELoss(),
@@ -72,8 +84,7 @@ def trained(group, passes=(), handlers=MappingProxyType({}), num_steps=2):
         passes=passes,
         handlers=handlers,
     )
-    x = np.ones((4, 2), np.float32)
-    return pipeline, [pipeline.step(x, x[:, :1]) for _ in range(num_steps)]
+    return pipeline, [pipeline.step(X, X[:, :1]) for _ in range(num_steps)]
 
 
 def counted(program):
@@ -114,7 +125,7 @@ def test_passes_change_the_rows_of_all_calls_in_turn():
         counts = []
         handlers = {"COUNT": lambda executor, action: counts.append(executor.call.name)}
         pipeline, _ = trained(group, [counted], handlers)
-        pipeline.predict(np.ones((4, 2)))
+        pipeline.predict(X)
         assert str(pipeline.rows).endswith("U1 COUNT")
         return counts
 
@@ -128,6 +139,46 @@ def test_a_handler_replaces_one_of_the_core():
         return pipeline.num_steps
 
     assert spawn(train, 2) == [2, 2]
+
+
+def clip(executor, action):
+    """Run a NORM: limit the norm of the gradients of all ranks to 0.1."""
+    stages = executor.stages.values()
+    parameters = [p for stage in stages for p in stage.parameters.values()]
+    squares = executor.group.all_gather(np.array(squared_norms(parameters)))
+    norm = total_norm(np.concatenate(squares).tolist())
+    clip_gradients(parameters, norm, 0.1)
+
+
+def test_clipping_and_offloading_of_outer_packages_keep_the_bits_of_one_process():
+    def train(group):
+        pipeline, losses = trained(
+            group,
+            passes=[lambda p: p if p.is_forward_only else norm(p)],
+            handlers={"NORM": clip, **Offloading().handlers({})},
+            changed=lambda table: schedules.offloaded(table, num_held=1),
+        )
+        assert {"O", "L", "NORM"} <= pipeline.rows.kinds or group.size == 1
+        return losses, pipeline.state_dict()
+
+    def train_publicly(group):
+        pipeline = minipipe.Pipeline(
+            model(), group, loss=nn.MSELoss(), num_microbatches=2
+        )
+        optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+        losses = []
+        for _ in range(2):
+            losses.append(pipeline.step(X, X[:, :1]))
+            pipeline.clip_grad_norm(0.1)
+            optimiser.step()
+        return losses, pipeline.state_dict()
+
+    ((losses, state),) = spawn(train_publicly, 1)
+    for num_ranks in (1, 2):
+        for own_losses, own_state in spawn(train, num_ranks):
+            assert own_losses == losses
+            for name, values in state.items():
+                np.testing.assert_array_equal(own_state[name], values)
 
 
 def behind_updates(program):

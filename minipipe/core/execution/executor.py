@@ -29,18 +29,13 @@ from minipipe.core.execution.record import Record
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import SEND_B, SEND_F, Action
 from minipipe.core.schedules.analysis.dependencies import Direction, Transfer
-from minipipe.core.values import NOUNS
+from minipipe.core.values import NOUNS, Handler
 
 if TYPE_CHECKING:
     from minipipe.core.comm.message import Request
     from minipipe.core.comm.process_group import ProcessGroup
     from minipipe.core.execution.stage import Stage
     from minipipe.core.schedules.action_table import Program
-
-Handler = Callable[..., Any]
-"""Runs the actions of a kind: ``(executor, action, *values) -> values``.
-:func:`takes` names the values that it needs, and :func:`gives` those that it returns.
-"""
 
 Handlers = Mapping[str, Handler]
 """Handlers by kind of action."""
@@ -248,10 +243,8 @@ class Executor:
         """Begin the schedule of a batch whose handshake is over, and which sets no
         modes: :meth:`forget` ends it.
         """
-        self._num_earlier = len(self.sends)
-        activity = self.group.activity
-        activity.begin(self._name, self._row, batch.step, self._sent_at)
         self.call = self.batch = batch
+        self._begin_activity()
         self._thread = get_ident()
         self.place.seed = batch.seed
         self.place.step = batch.training_step
@@ -277,10 +270,13 @@ class Executor:
 
     def begin_schedule(self) -> RandomKey:
         """Begin the schedule of a batch; return the key of its random numbers."""
-        self._num_earlier = len(self.sends)
-        self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
+        self._begin_activity()
         self.place = RandomKey(self.batch.seed, self.batch.training_step)
         return self.place
+
+    def _begin_activity(self) -> None:
+        self._num_earlier = len(self.sends)
+        self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
 
     def fail(self, error: BaseException) -> None:
         """Give an error a note of the place, and leave no half of a gradient."""
@@ -412,7 +408,7 @@ class Executor:
             # Gradients of several microbatches have been added up already; of several
             # sums, the last is the latest.
             values = map(flow.value_of, part)
-            by_name.append({_ROLES.get(v.name, v.name): v for v in values})
+            by_name.append({role_of(value): value for value in values})
         return by_name
 
     def _dict_of(self, value: Any) -> dict[Any, Any]:
@@ -477,37 +473,19 @@ class Binding(NamedTuple):
         return has_time and kind.lane == "compute" and not kind.of_rank
 
 
+def role_of(value: Any) -> str:
+    """Return the name of a value in ``@takes`` and ``@gives``."""
+    return _ROLES.get(value.name, value.name)
+
+
 def _time_on(xp: ModuleType) -> float:
     """Return the time at which everything that has begun on the device has ended."""
     backend.synchronise(xp)  # otherwise this would time the launch of kernels on a GPU
     return perf_counter()
 
 
-def takes(*names: str) -> Callable[[Handler], Handler]:
-    """Name the values that a handler takes: its arguments behind the executor and the
-    action, in this order.
-
-    They are names of ``core/nouns.py``. If an instruction takes no such value, as the
-    first F takes no activation, the argument is left out; so it has a default, and
-    stands behind the others.
-    """
-    return partial(_named, "takes", names)
-
-
-def gives(*names: str) -> Callable[[Handler], Handler]:
-    """Name the values that a handler gives: it returns the only one, or a tuple of
-    all.
-    """
-    return partial(_named, "gives", names)
-
-
-def _named(part: str, names: tuple[str, ...], handler: Handler) -> Handler:
-    setattr(handler, part, names)
-    return handler
-
-
 def _names(handler: Handler, part: str) -> list[str]:
-    """Return the names of values that :func:`takes` or :func:`gives` has noted.
+    """Return the names of values that ``@takes`` or ``@gives`` has noted.
 
     Raises
     ------

@@ -20,14 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from minipipe.core.autograd import backend
-from minipipe.core.execution.executor import (
-    Executor,
-    Handlers,
-    Pending,
-    Route,
-    gives,
-    takes,
-)
+from minipipe.core.execution.executor import Executor, Handlers, Pending, Route
 from minipipe.core.execution.payload import Payload
 from minipipe.core.execution.record import Receipt
 from minipipe.core.schedules.action import (
@@ -41,6 +34,7 @@ from minipipe.core.schedules.action import (
     I,
     W,
 )
+from minipipe.core.values import gives, takes
 
 # -- computing --------------------------------------------------------------------------------------------------------
 
