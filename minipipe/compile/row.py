@@ -27,7 +27,7 @@ from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
 from minipipe.core.autograd import backend
 from minipipe.core.comm.message import packed_step
-from minipipe.core.execution.executor import Binding, Executor
+from minipipe.core.execution.executor import Binding, Executor, role_of
 from minipipe.core.execution.record import Receipt
 from minipipe.core.schedules.action import (
     RECV_B,
@@ -200,7 +200,7 @@ class Row:
         stage, kind, k = binding.action
         recorded = program.recorded
         is_forward = kind is F
-        roles = self._given(position)
+        roles = {role_of(given): given for _, given in binding.gives}
         value = roles.get("x" if is_forward else "g")
         result = recorded.result if is_forward else recorded.gradient
         section = program.section_of(kind)
@@ -284,7 +284,7 @@ class Row:
     def _taken_arrays(self, binding: Binding, recorded: Recorded) -> Iterator[str]:
         """Yield the lines that name the arrays of the values that an action takes."""
         stage, kind, k = binding.action
-        taken = self._taken(binding)
+        taken = {role_of(value): value for value in binding.takes}
         for role, form in (("x", recorded.received), ("g", recorded.output_gradient)):
             if role in taken:
                 assert form is not None
@@ -393,12 +393,6 @@ class Row:
 
     # -- values ------------------------------------------------------------------------
 
-    def _taken(self, binding: Binding) -> dict[str, Any]:
-        return {_role(value): value for value in binding.takes}
-
-    def _given(self, position: int) -> dict[str, Any]:
-        return {_role(value): value for _, value in self._bindings[position].gives}
-
     def _as_arrays(self, value: Any, form: Form) -> Iterator[str]:
         """Yield the lines that name the arrays of a value."""
         state = self._state.get(value, "arrays")
@@ -496,7 +490,3 @@ def _is_held(value: Any) -> bool:
     """Return whether a value is a graph in memory."""
     noun = NOUNS[value.name]
     return noun.keeps_weights and not noun.is_away
-
-
-def _role(value: Any) -> str:
-    return {"out": "x", "grad out": "g"}.get(value.name, value.name)

@@ -519,25 +519,6 @@ def key_of(seed: int | None, step: int, microbatch: int) -> Key:
     return Key(seed, 0, step, microbatch, 0)
 
 
-def have_changed(trace: Trace) -> bool:
-    """Return whether a constant has changed since a line used it.
-
-    Examples
-    --------
-    >>> trace, constant = Trace(key_of(0, 0, 0)), np.ones(2)
-    >>> trace.begin("forward")
-    >>> _ = trace.input("x0", np.ones(2)) * constant
-    >>> constant[0] = 2.0
-    >>> have_changed(trace)
-    True
-    """
-    return any(
-        to_numpy(value).tobytes() != key[-1]
-        for key, (_, value) in trace.constants.items()
-        if is_array(value) and hasattr(value, "dtype")
-    )
-
-
 class NotingLeaf(Leaf):
     """Stands in for a parameter's leaf: records each contribution, and passes it on.
 

@@ -1,15 +1,38 @@
-"""One batch, as far as a rank has it."""
+"""A call, and its batch as far as a rank has it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.execution.payload import Payload
 from minipipe.core.objective import Objective
+
+
+@dataclass
+class Call:
+    """The arguments of a call, and its results.
+
+    Attributes
+    ----------
+    name : str
+        The method.
+    inputs, targets : object
+        As the user has passed them.
+    objective : Objective
+    result : object
+        The loss or, without one, the outputs.
+    """
+
+    name: str
+    inputs: Any
+    targets: Any
+    objective: Objective
+    result: Any = field(default=None, init=False)
 
 
 @dataclass

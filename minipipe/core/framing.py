@@ -13,9 +13,9 @@ stages of their rank, which the updates behind them take: so an update cannot co
 before them.
 
 Each function here is a pass: it returns a program with more instructions, which is
-legal if its argument is. Passes outside of the core add further instructions
-(`passes/`), and say here what their results are: see :data:`OF_GRADIENTS` and
-:data:`OF_RESULTS`.
+legal if its argument is. Other passes add further instructions (the `passes` of
+:class:`minipipe.core.pipeline.Pipeline`, and the package `passes/`), and say here what
+their results are: see :data:`OF_GRADIENTS` and :data:`OF_RESULTS`.
 """
 
 from __future__ import annotations
@@ -193,14 +193,21 @@ def _of_rank(program: Program, rank: int, kind: ActionKind) -> Action:
     return Action(rank, kind, program.microbatches[0])
 
 
-def with_rank_kind(program: Program, name: str, ranks: Collection[int]) -> Program:
-    """Return a program with an instruction of a rank at the end of some rows."""
+def with_rank_kind(
+    program: Program, name: str, ranks: Collection[int], before: str = ""
+) -> Program:
+    """Return a program with an instruction of a rank in some rows: before the first
+    instruction of another kind or, without one, at the end.
+    """
     if not ranks:
         return program
     kind = ActionKind(name)
     rows = list(program.actions)
     for rank in ranks:
-        rows[rank] = (*rows[rank], _of_rank(program, rank, kind))
+        row = rows[rank]
+        kinds = [*(each.kind for each in row), before]
+        at = kinds.index(before)
+        rows[rank] = (*row[:at], _of_rank(program, rank, kind), *row[at:])
     return program.with_rows(Program, rows)
 
 

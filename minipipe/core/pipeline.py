@@ -4,23 +4,23 @@ Each call runs one row of instructions on each rank (``core/framing.py``)::
 
     HANDSHAKE | schedule, with its messages | FINITE | LOSS | U
 
-The public :class:`minipipe.Pipeline` runs the same executor. It has more calls and
-options, each of which is a pass over the rows, or handlers of its own.
+Passes change these rows, and handlers run the instructions that they add, or replace
+the handlers of others. The public :class:`minipipe.Pipeline` runs the same executor. It
+has more calls and options, each of which is a pass, or handlers of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from minipipe.core.batch import Batch, concatenated
+from minipipe.core.batch import Batch, Call, concatenated
 from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.dividing import even_sizes, partition_evenly, rows_of
 from minipipe.core.errors import Code, ModelError, NotFiniteError, RankError, misuse
-from minipipe.core.execution.executor import Executor, Handlers, gives
+from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.execution.handlers import HANDLERS
 from minipipe.core.execution.payload import Payload
 from minipipe.core.execution.stage import Stage, claimed
@@ -28,10 +28,14 @@ from minipipe.core.framing import check, handshake, loss, updates
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.nn.sequential import Sequential
 from minipipe.core.objective import Loss, Objective, shares_of
-from minipipe.core.schedules.action import Action, F
+from minipipe.core.schedules.action import Action, ActionKind, F
 from minipipe.core.schedules.action_table import Program, Schedule
 from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.core.schedules.analysis.verifier import verify
+from minipipe.core.values import Handler, gives, takes
+
+Pass = Callable[[Program], Program]
+"""Returns a program with other instructions: see ``core/framing.py``."""
 
 _CALLS = ("step", "evaluate", "predict")
 
@@ -41,27 +45,6 @@ class Updates(Protocol):
 
     def step(self) -> None:
         """Update parameters by their gradients."""
-
-
-@dataclass
-class Call:
-    """The arguments of a call, and its results.
-
-    Attributes
-    ----------
-    name : str
-        The method.
-    inputs, targets : array or None
-    loss : Loss or None
-    result : object
-        The loss, or the outputs.
-    """
-
-    name: str
-    inputs: Any
-    targets: Any
-    loss: Loss | None
-    result: Any = None
 
 
 class Pipeline:
@@ -86,9 +69,18 @@ class Pipeline:
         First values come from it and the parameter's name, whatever the partition.
     optimiser : function, optional
         ``parameters -> optimiser``. Then every step ends with an update of each stage.
+    passes : sequence of function, optional
+        Each ``program -> program``. They are applied in turn to everything that the
+        ranks do in a step, from HANDSHAKE to U; and to the rows of ``evaluate`` and
+        ``predict``, for which ``program.is_forward_only`` is True.
+    handlers : mapping of str to function, optional
+        By kind of instruction, ``(executor, action, *values) -> values``: for kinds
+        that the passes add, or instead of the handlers here.
 
     Attributes
     ----------
+    rows : Program
+        Everything that the ranks do in a step.
     stages : dict of int to Stage
         Of this rank, by index.
     num_steps : int
@@ -97,8 +89,11 @@ class Pipeline:
 
     Raises
     ------
+    ArgumentError
+        Code ``name``: a handler of a kind that is not declared.
     ScheduleError
-        Codes of :func:`minipipe.verify`; ``name`` for a kind without a handler;
+        Codes of :func:`minipipe.verify`, also for the result of a pass that is not
+        legal; ``name`` for a kind without a handler;
         ``value`` for slices, tied stages or stages on several ranks, which need
         ``minipipe.Pipeline``.
     RankError, PartitionError, ModelError
@@ -129,12 +124,11 @@ class Pipeline:
         partition: Sequence[range] | None = None,
         seed: int = 0,
         optimiser: Callable[[list[Parameter]], Updates] | None = None,
+        passes: Sequence[Pass] = (),
+        handlers: Mapping[str, Handler] = {},
     ) -> None:
         verify(schedule)
-        _check_plain(schedule)
-        if schedule.num_ranks != group.size:
-            message = f"The schedule has {schedule.num_ranks} ranks, and the group "
-            raise RankError(Code.WRONG_NUMBER, f"{message}{group.size}.")
+        _check_plain(schedule, group.size)
         layers = len(model.flat_layers)
         count = schedule.num_stages
         parts = list(map(model.cut, partition or partition_evenly(layers, count)))
@@ -144,20 +138,22 @@ class Pipeline:
         self.seed = seed
         self.num_steps = self._num_calls = 0
         self.rank_of = [schedule.ranks_of(stage)[0] for stage in range(count)]
-        self._homes = _homes(model, parts, self.rank_of)
         self._dtypes = _dtypes(model)
         names = {id(each.owner): name for name, each in model.named_parameters()}
+        self._homes = _homes(names, parts, self.rank_of)
         self.stages: dict[int, Stage] = {}
+        self._optimisers: dict[int, Updates] = {}
         for index in schedule.stages_of(group.rank):
             module, owned = claimed(parts[index], index, names, seed, {})
             self.stages[index] = Stage(module, index, schedule, owned)
-        self._optimisers: dict[int, Updates] = {}
-        if optimiser is not None:
-            for index, stage in self.stages.items():
-                self._optimisers[index] = optimiser(list(stage.parameters.values()))
-        program = lower(schedule)
-        self._trainer = self._executor(framed(program, optimiser is not None))
+            if optimiser is not None:
+                self._optimisers[index] = optimiser(list(owned.values()))
+        self._passes = passes
+        self._handlers = self._with_frame(handlers)
+        whole = framed(lower(schedule), optimiser is not None)
+        self._trainer = self._executor(whole)
         self._predictor = self._executor(framed(lower(forwards(schedule))))
+        self.rows = self._trainer.program
 
     # -- calls -------------------------------------------------------------------------
 
@@ -181,22 +177,23 @@ class Pipeline:
         NotFiniteError
             On every rank, before any of them updates a parameter.
         """
-        loss = self._run(self._trainer, Call("step", inputs, targets, self.loss))
+        call = Call("step", inputs, targets, Objective(self.loss))
+        self._trainer.run(call)
         self.num_steps += 1
-        return loss
+        return call.result
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the loss of one batch, in the current mode. Collective."""
-        return self._run(self._predictor, Call("evaluate", inputs, targets, self.loss))
+        call = Call("evaluate", inputs, targets, Objective(self.loss))
+        self._predictor.run(call)
+        return call.result
 
     def predict(self, inputs: Any) -> Any:
         """Return the outputs of one batch on every rank, in the current mode.
         Collective.
         """
-        return self._run(self._predictor, Call("predict", inputs, None, None))
-
-    def _run(self, executor: Executor, call: Call) -> Any:
-        executor.run(call)
+        call = Call("predict", inputs, None, Objective())
+        self._predictor.run(call)
         return call.result
 
     # -- the model ---------------------------------------------------------------------
@@ -237,15 +234,24 @@ class Pipeline:
 
     # -- handlers ----------------------------------------------------------------------
 
-    def _executor(self, program: Program) -> Executor:
-        handlers: Handlers = {
-            **HANDLERS,
+    def _with_frame(self, handlers: Handlers) -> Handlers:
+        """Return the handlers of all instructions, with the given ones instead of the
+        core's.
+        """
+        frame: Handlers = {
             "HANDSHAKE": self._handshake,
             "FINITE": self._check,
             "LOSS": self._deliver,
             "U": self._update,
         }
-        return Executor(program, self.stages, self.group, np, handlers)
+        kinds = map(ActionKind, handlers)  # unless one is not declared
+        return {**HANDLERS, **frame, **dict(zip(kinds, handlers.values()))}
+
+    def _executor(self, program: Program) -> Executor:
+        for each in self._passes:
+            program = each(program)
+            verify(program)
+        return Executor(program, self.stages, self.group, np, self._handlers)
 
     def _handshake(self, executor: Executor, action: Action) -> None:
         """Run a HANDSHAKE: compare the call, and make the batch of it."""
@@ -256,24 +262,17 @@ class Pipeline:
         all_of_them = np.array(self.group.all_gather(own, what="the handshake"))
         num_samples = _agreed(all_of_them, self.rank_of)
         sizes = even_sizes(num_samples, self.schedule.num_microbatches)
-        objective = Objective(call.loss)
+        objective = call.objective
         parts: list[list[Payload] | None] = [None, None]
         for place, home in enumerate((0, -1)):
             if self.rank_of[home] == self.group.rank and given[place] is not None:
                 parts[place] = _cut(given[place], self._dtypes[home], sizes)
         inputs, objective.targets = parts
-        if call.loss is not None:
-            objective.shares = shares_of(call.loss, sizes, objective.targets)
+        if objective.loss is not None:
+            objective.shares = shares_of(objective.loss, sizes, objective.targets)
         self._num_calls += 1
-        executor.batch = Batch(
-            call.name,
-            sizes,
-            inputs,
-            objective,
-            step=self._num_calls,
-            training_step=self.num_steps,
-            seed=self.seed,
-        )
+        numbers = (self._num_calls, self.num_steps, self.seed)
+        executor.batch = Batch(call.name, sizes, inputs, objective, *numbers)
         if call.name == "step":
             for stage in self.stages.values():
                 stage.begin()
@@ -285,13 +284,14 @@ class Pipeline:
         found = [leaf.grad for leaf in leaves if leaf.grad is not None]
         return all(bool(np.isfinite(gradient).all()) for gradient in found)
 
+    @takes("finite")
     def _deliver(self, executor: Executor, action: Action, finite: bool = True) -> None:
         """Run a LOSS: every rank gets the loss, and knows what others have found."""
         batch = executor.batch
         root = self.rank_of[-1]
         numbers = [float(finite)]
         is_last = self.group.rank == root
-        if executor.call.loss is None:
+        if batch.objective.loss is None:
             message = None
             if is_last:
                 kept = batch.objective.outputs
@@ -383,8 +383,10 @@ def _dtypes(model: Sequential) -> list[Any]:
     return dtypes or [np.dtype(np.float32)]
 
 
-def _check_plain(schedule: Schedule) -> None:
-    """Refuse what only the public pipeline runs."""
+def _check_plain(schedule: Schedule, num_ranks: int) -> None:
+    """Refuse another number of ranks, and schedules that only the public pipeline
+    runs.
+    """
     ranks = map(schedule.ranks_of, range(schedule.num_stages))
     refused = {
         f"{schedule.num_slices} slices of each sequence": schedule.num_slices > 1,
@@ -395,19 +397,21 @@ def _check_plain(schedule: Schedule) -> None:
         if is_there:
             instead = "the pipeline of the core runs none; use minipipe.Pipeline"
             raise misuse(f"The schedule has {name}; {instead}.")
+    if schedule.num_ranks != num_ranks:
+        message = f"The schedule has {schedule.num_ranks} ranks, and the group "
+        raise RankError(Code.WRONG_NUMBER, f"{message}{num_ranks}.")
 
 
 def _homes(
-    model: Sequential, parts: Sequence[Sequential], rank_of: Sequence[int]
+    names: Mapping[int, str], parts: Sequence[Sequential], rank_of: Sequence[int]
 ) -> dict[str, int]:
-    """Return the rank of each parameter, by name.
+    """Return the rank of each parameter, by name: names are by identity.
 
     Raises
     ------
     ModelError
         Code ``unsupported``.
     """
-    names = {id(each.owner): name for name, each in model.named_parameters()}
     homes: dict[str, int] = {}
     for part, rank in zip(parts, rank_of):
         for name in {names[id(parameter.owner)] for parameter in part.parameters()}:

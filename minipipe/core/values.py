@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.core.nouns import GRADIENTS as GRADIENTS
 from minipipe.core.nouns import NOUNS as NOUNS
@@ -79,6 +79,35 @@ class Uses(NamedTuple):
     gives: tuple[Value, ...] = ()
     reads: tuple[Value, ...] = ()
     temporary: str = ""
+
+
+Handler = Callable[..., Any]
+"""Runs the instructions of a kind: ``(executor, action, *values) -> values``.
+:func:`takes` names the values that it needs, and :func:`gives` those that it returns.
+"""
+
+
+def takes(*names: str) -> Callable[[Handler], Handler]:
+    """Name the values that a handler takes: its arguments behind the executor and the
+    action, in this order.
+
+    They are names of ``core/nouns.py``. If an instruction takes no such value, as the
+    first F takes no activation, the argument is left out; so it has a default, and
+    stands behind the others.
+    """
+    return partial(_named, "takes", names)
+
+
+def gives(*names: str) -> Callable[[Handler], Handler]:
+    """Name the values that a handler gives: it returns the only one, or a tuple of
+    all.
+    """
+    return partial(_named, "gives", names)
+
+
+def _named(part: str, names: tuple[str, ...], handler: Handler) -> Handler:
+    setattr(handler, part, names)
+    return handler
 
 
 class Site(NamedTuple):

@@ -47,16 +47,6 @@ class Batch(core.Batch):
     form_of_inputs: int = 0
     form: object = None
 
-    @property
-    def arrays(self) -> list[Array]:
-        """The memory of the inputs and targets that this rank has; microbatches are
-        views of it.
-        """
-        read = self.inputs, self.objective.targets
-        parts = [part for given in read for part in (given or ())]
-        buffers = [buffer_of(array) for part in parts for array in part.arrays]
-        return [*{id(buffer): buffer for buffer in buffers}.values()]
-
     # -- results, in NumPy's memory ----------------------------------------------------
 
     def outputs(self) -> Payload | None:
@@ -120,6 +110,16 @@ class Batch(core.Batch):
             else:
                 columns.append(np.concatenate(column))
         return first.rebuilt(columns)
+
+
+def arrays_of(batch: core.Batch) -> list[Array]:
+    """Return the memory of the inputs and targets that this rank has; microbatches are
+    views of it.
+    """
+    read = batch.inputs, batch.objective.targets
+    parts = [part for given in read for part in (given or ())]
+    buffers = [buffer_of(array) for part in parts for array in part.arrays]
+    return [*{id(buffer): buffer for buffer in buffers}.values()]
 
 
 def _check_shapes(parts: Sequence[Payload], sizes: Sequence[int]) -> None:

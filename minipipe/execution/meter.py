@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minipipe.autograd.memory import arrays_in, held_bytes, observe_recomputation
 from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.execution.batch import arrays_of
 
 if TYPE_CHECKING:
     from minipipe.core.autograd.backend import Array
@@ -46,7 +47,7 @@ class MemoryMeter:
     def begin(self, executor: Executor, action: Action) -> None:
         """Observe what a backward recomputes."""
         if self._not_counted is None:
-            self._not_counted = executor.batch.arrays
+            self._not_counted = arrays_of(executor.batch)
         if action.kind in _BACKWARD:
             stage = executor.stages[action.stage]
             graphs = executor.graphs[action.stage]

@@ -29,8 +29,10 @@ import numpy as np
 
 from minipipe.autograd import Node
 from minipipe.autograd.memory import behind, buffer_of, inputs_again, saved_by
-from minipipe.core.execution.executor import Executor, Handlers, Pending, gives
+from minipipe.core.execution.executor import Executor, Handlers, Pending
 from minipipe.core.schedules.action import Action, L, O
+from minipipe.core.values import gives, takes
+from minipipe.execution.batch import arrays_of
 from minipipe.execution.meter import persistent_arrays
 
 
@@ -44,16 +46,18 @@ class Offloading:
         """Return handlers that also run O and L."""
         return {**handlers, O: self._offload, L: self._load}
 
+    @takes("graph")
     @gives("away")
     def _offload(
         self, executor: Executor, action: Action, graph: Any
     ) -> tuple[Parked, Any]:
         kept = [
             *persistent_arrays(executor.stages[action.stage].module),
-            *executor.batch.arrays,
+            *arrays_of(executor.batch),
         ]
         return Parked(graph.graph, kept, self._threads), graph
 
+    @takes("away")
     @gives("graph")
     def _load(
         self, executor: Executor, action: Action, away: tuple[Parked, Any]

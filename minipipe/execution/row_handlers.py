@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from minipipe.autograd.memory import behind
 from minipipe.autograd.recompute import RecomputedNode
 from minipipe.core.autograd import backend
 from minipipe.core.execution import handlers as core
-from minipipe.core.execution.executor import Executor, Handlers, Observer, gives
+from minipipe.core.execution.executor import Executor, Handlers, Observer
 from minipipe.core.execution.stage import Stage
 from minipipe.core.schedules.action import Action, B, I, L, O, R, W
+from minipipe.core.values import Handler, gives, takes
 
 
 class RecomputingStage(Stage):
@@ -32,6 +34,7 @@ class RecomputingStage(Stage):
                 node.recomputation.root(node.number)
 
 
+@takes("graph")
 @gives("graph")
 def recompute(executor: Executor, action: Action, graph: Any) -> Any:
     """Run an R: compute the graph whose inputs its forward has kept."""
@@ -64,6 +67,21 @@ def handlers_of(row: Iterable[Action], is_half: bool = False) -> Handlers:
     from minipipe.execution.offloading import Offloading  # most rows copy nothing
 
     return Offloading().handlers(handlers)
+
+
+def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Handler:
+    """Return a handler that runs another one, and then a function of the executor and
+    the action.
+    """
+
+    @wraps(handler)
+    def run(executor: Executor, action: Action, *values: Any) -> Any:
+        result = handler(executor, action, *values)
+        note(executor, action)
+        return result
+
+    run.then = note  # type: ignore[attr-defined]
+    return run
 
 
 # -- observers -------------------------------------------------------------------------

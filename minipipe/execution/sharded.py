@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minipipe.core.execution.executor import Executor, Handlers, Resource, gives
+from minipipe.core.execution.executor import Executor, Handlers, Resource
 from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.values import gives, takes
 from minipipe.nn.fully_sharded import WholeLayers
 
 
@@ -24,6 +25,7 @@ def gather(executor: Executor, action: Action) -> WholeStage:
     return WholeStage(executor.stages[action.stage].module)
 
 
+@takes("whole")
 def free(executor: Executor, action: Action, whole: WholeStage) -> None:
     """Run a FREE."""
     whole.wait()  # if no layer has computed

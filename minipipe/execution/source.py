@@ -7,9 +7,7 @@ the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from operator import methodcaller
-from time import perf_counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from minipipe.core.execution.executor import Binding, Executor
@@ -53,39 +51,10 @@ def source_of(executor: Executor, calls_schedule: bool = False) -> str:
     return "\n".join(lines)
 
 
-def function_of(executor: Executor) -> Callable[[Executor], None]:
-    """Return the function with the source of :func:`source_of`."""
-    rank = executor.group.rank
-    cells = dict(zip(map(str, executor.program.actions[rank]), executor.bindings))
-    namespace: dict[str, Any] = {"wait": methodcaller("wait")}
-    for binding in executor.bindings:
-        namespace[name_of(binding)] = _by_cell(binding.handler, cells)
-    exec(compile(source_of(executor), f"<row of rank {rank}>", "exec"), namespace)
-    return namespace["step"]
-
-
 def name_of(binding: Binding) -> str:
     """Return the name of a handler in the source."""
     handler: Any = binding.handler
     return getattr(handler, "__name__", binding.action.kind.lower()).lstrip("_")
-
-
-def _by_cell(handler: Any, cells: dict[str, Binding]) -> Callable[..., Any]:
-    """Return a handler that gets its action by the text of its cell, and notes the
-    times of a computation.
-    """
-
-    def run(executor: Executor, cell: str, *values: Any) -> Any:
-        binding = cells[cell]
-        start = perf_counter()
-        found = handler(executor, binding.action, *values)
-        if binding.is_timed:
-            executor.record.ran.append((start, perf_counter(), 0))
-        if not binding.action.kind.declaration.of_rank:
-            executor.advance()
-        return found
-
-    return run
 
 
 def _with_schedule(lines: Iterable[str]) -> Iterator[str]:

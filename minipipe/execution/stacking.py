@@ -7,7 +7,7 @@ from typing import Any
 
 from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.schedules.action import Action, W
-from minipipe.core.values import Value
+from minipipe.core.values import Value, takes
 from minipipe.functional.over_rows import stacked
 from minipipe.schedules.transforms import neighbouring_weights
 
@@ -39,6 +39,7 @@ class StackedWeights:
         if len(microbatches) > 1:
             executor.record.share_time_of_last(len(microbatches))
 
+    @takes("rest")
     def _run(self, executor: Executor, action: Action, rest: Any) -> None:
         stage = action.stage
         k = action.microbatch

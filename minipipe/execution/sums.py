@@ -21,12 +21,13 @@ from minipipe.autograd import Leaf
 from minipipe.comm import ProcessGroup
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, sum_of_gradients
-from minipipe.core.execution.executor import Executor, Handlers, and_then
+from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.execution.stage import Stage
 from minipipe.core.nn.sequential import parameters_of
 from minipipe.core.schedules.action import REDUCE_GRAD, Action, B, W
 from minipipe.errors import Code, MicrobatchError, ScheduleError, counted
 from minipipe.execution.plan import Plan
+from minipipe.execution.row_handlers import and_then
 from minipipe.parallel.reduction import AllReduce, Channel, equal_parts, finish_all
 from minipipe.parallel.repeated import RepeatedAllReduce, is_small
 from minipipe.schedules.analysis.replicas import gradient_sums

@@ -16,7 +16,7 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.core.execution.record import Record
 from minipipe.core.schedules.action import Action
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.execution.checks.calls import part_of
 from minipipe.schedules import (
     ActionKind,
@@ -233,12 +233,12 @@ def _sums(
         yield GradientSum(members, homes, came, max(ends) - origin, max(sizes))
 
 
-def _values(program: Program, half: str) -> list[list[Value]]:
+def _values(program: Program, half: str) -> list[list[Transfer]]:
     """Return, by rank, the values of its sends (``"send"``) or receives
     (``"receive"``), in its order.
     """
     messages = (
-        [(a, Value.carried_by(a)) for a in row if a.kind.is_communication]
+        [(a, Transfer.carried_by(a)) for a in row if a.kind.is_communication]
         for row in program.actions
     )
     return [
@@ -257,7 +257,7 @@ def gather_timeline(
     beginning. Collective.
     """
     received = [
-        Value.carried_by(action)
+        Transfer.carried_by(action)
         for action in program.numbered[group.rank]
         if action.kind in _RECEIVES
     ]

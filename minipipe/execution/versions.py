@@ -32,12 +32,13 @@ from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.comm.message import finish
 from minipipe.core.comm.objects import pack
-from minipipe.core.execution.executor import Executor, Handler, Handlers
+from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.execution.stage import Stage
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, lifetimes, pairs_of
 from minipipe.core.schedules.action import REDUCE_GRAD, Action, B, F, I, R, U, W
 from minipipe.core.schedules.action_table import Program
+from minipipe.core.values import Handler
 from minipipe.execution.sums import leaves_of
 from minipipe.optim import Optimiser
 from minipipe.parallel.pairwise import sum_in_pairs

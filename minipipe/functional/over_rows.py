@@ -14,7 +14,7 @@ from typing import Any
 from minipipe.autograd.memory import saved_by
 from minipipe.core.autograd.backend import Array, array_module
 from minipipe.core.autograd.graph import CUSTOM, Node
-from minipipe.core.autograd.operation import GRADIENT, Plan, Value
+from minipipe.core.autograd.operation import GRADIENT, GradientRule, Plan
 from minipipe.core.autograd.split import WeightWork
 
 
@@ -69,7 +69,9 @@ def _sums_over_rows(plan: Plan) -> bool:
     return all(value.name in plan.operation.sums_over_rows for *_, value in plan.steps)
 
 
-def _of_all(plan: Plan, value: Value, rows: list[tuple[Array, ...]], _: Array) -> Array:
+def _of_all(
+    plan: Plan, value: GradientRule, rows: list[tuple[Array, ...]], _: Array
+) -> Array:
     """Return the gradient over all rows, whose gradients are among them: they are
     concatenated only now.
     """

@@ -129,8 +129,8 @@ def gather_results(program: Program) -> Program:
 
 
 def norm(program: Program) -> Program:
-    """Return a program that then limits the norm of all gradients."""
-    return with_rank_kind(program, "NORM", range(program.num_ranks))
+    """Return a program that limits the norm of all gradients before its updates."""
+    return with_rank_kind(program, "NORM", range(program.num_ranks), before="U")
 
 
 # -- rows ------------------------------------------------------------------------------

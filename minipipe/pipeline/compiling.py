@@ -75,21 +75,23 @@ class Compiling:
                 if reason:
                     raise refused(stage, reason)
 
-    def compiler(self, call: str) -> Compiler | None:
+    def compiler(self, call: str = "") -> Compiler | None:
         """Return a compiler for the executor of a call, which runs schedules in its
         way; None without compilation.
 
         Parameters
         ----------
         call : str
-            What it runs, for the report. A later executor of the same call replaces an
-            earlier one there.
+            What it runs, for the report; by default it is not there. A later executor
+            of the same call replaces an earlier one.
         """
         if not self._how:
             return None
         from minipipe.compile.program import Compiler  # most programs do not compile
 
-        self._compilers[call] = compiler = Compiler(is_strict=self._how is True)
+        compiler = Compiler(is_strict=self._how is True)
+        if call:
+            self._compilers[call] = compiler
         return compiler
 
     def stages(self, stages: Mapping[int, Stage]) -> CompiledStages | None:
@@ -100,9 +102,8 @@ class Compiling:
             return None
         from minipipe.compile.stage import CompiledStages
 
-        self._compilers = {
-            "run": (compiled := CompiledStages(stages, is_strict=self._how is True))
-        }
+        compiled = CompiledStages(stages, is_strict=self._how is True)
+        self._compilers = {"run": compiled}
         return compiled
 
     def note(self, framing: Framing, trainer: Executor) -> None:
@@ -118,14 +119,6 @@ class Compiling:
         """Make the next training step an ordinary one."""
         self._repeated = None
         self.repeated = _ordinary
-
-    def for_costs(self) -> Compiler | None:
-        """Return what compiles the steps whose costs are measured."""
-        if not self._how:
-            return None
-        from minipipe.compile.program import Compiler
-
-        return Compiler(is_strict=self._how is True)
 
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""

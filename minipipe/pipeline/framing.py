@@ -12,21 +12,16 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.core.execution.executor import (
-    Executor,
-    Handler,
-    Handlers,
-    and_then,
-    gives,
-)
+from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.schedules.action_table import Program
+from minipipe.core.values import Handler, gives, takes
 from minipipe.execution import PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
 from minipipe.execution.plan import Plan
-from minipipe.execution.row_handlers import handlers_of, journal
+from minipipe.execution.row_handlers import and_then, handlers_of, journal
 from minipipe.passes.framing import frame
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs, exchange_loss
 from minipipe.pipeline.intake import Intake, gather_results
@@ -210,25 +205,11 @@ class Framing:
             "FINITE": self._check,
             "LOSS": self._deliver_loss,
         }
-        if self._sums is not None:
-            behind = {kind: self._after_sums(each) for kind, each in behind.items()}
-            handlers = self._sums.handlers(handlers)
-        return {**handlers, "HANDSHAKE": self._handshake, **behind}
-
-    def _after_sums(self, handler: Handler) -> Handler:
-        """Return a handler that first waits for the gradient all-reduces: only the
-        first one of a row has to.
-        """
-
         sums = self._sums
-        assert sums is not None
-
-        @wraps(handler)
-        def run(executor: Executor, action: Action, *values: Any) -> Any:
-            sums.finish()
-            return handler(executor, action, *values)
-
-        return run
+        if sums is not None:
+            behind = {kind: _after(sums, each) for kind, each in behind.items()}
+            handlers = sums.handlers(handlers)
+        return {**handlers, "HANDSHAKE": self._handshake, **behind}
 
     def agree(self, call: TrainingCall) -> Batch:
         """Compare a call on all ranks, and make its batch. Collective."""
@@ -288,6 +269,7 @@ class Framing:
     def _check(self, executor: Executor, action: Action) -> StepCheck | None:
         return self._finite.of_step(executor.batch, executor.call.waits)
 
+    @takes("finite")
     def _deliver_loss(
         self, executor: Executor, action: Action, finite: StepCheck | None = None
     ) -> None:
@@ -300,19 +282,32 @@ class Framing:
             batch, executor.record.input_gradients
         )
         if call.waits and not self._pending:
-            call.loss = exchange_loss(self._intake.delivery, batch, finite)
+            call.result = exchange_loss(self._intake.delivery, batch, finite)
             return
         loss = deliver_loss(self._intake.delivery, batch, finite)
         while self._pending:  # no rank is far behind
             self._pending.popleft().wait()
-        call.loss = loss.wait() if call.waits else loss
+        call.result = loss.wait() if call.waits else loss
 
     def _deliver_results(self, executor: Executor, action: Action) -> None:
         """Run the LOSS of a row that trains nothing."""
         call = executor.call
         batch = executor.batch
         if batch.objective.has_loss:
-            call.loss = exchange_loss(self._intake.delivery, batch)
+            call.result = exchange_loss(self._intake.delivery, batch)
         else:
             root = self._intake.last_rank
-            call.outputs = deliver_outputs(self._group, root, batch)
+            call.result = deliver_outputs(self._group, root, batch)
+
+
+def _after(sums: GradientSums, handler: Handler) -> Handler:
+    """Return a handler that first waits for the gradient all-reduces: only the first
+    one of a row has to.
+    """
+
+    @wraps(handler)
+    def run(executor: Executor, action: Action, *values: Any) -> Any:
+        sums.finish()
+        return handler(executor, action, *values)
+
+    return run

@@ -480,11 +480,9 @@ def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]
 
 def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> None:
     """Give the objective of the first replica of the last stage the results of the
-    other replicas. Collective.
+    other replicas. Collective among them, of which there are several.
     """
     objective = batch.objective
-    if len(ranks) == 1 or group.rank not in ranks:
-        return
     if not (objective.metrics or objective.where):  # on all ranks
         _gather_losses(group, ranks, objective.losses)
         return

@@ -782,7 +782,7 @@ class Pipeline(FamiliarPipeline):
             self._steps.run(call, self.measures_memory)
         finally:
             self.num_steps += call.is_computed
-        return call.loss
+        return call.result
 
     def wait(self) -> None:
         """Wait for the losses of earlier steps with ``wait=False``, and raise the
@@ -854,8 +854,8 @@ class Pipeline(FamiliarPipeline):
         mode = is_training, self.num_steps
         call = TrainingCall("evaluate", inputs, targets, objective, *mode)
         self._predictors.run(call)
-        assert isinstance(call.loss, BatchLoss)
-        return call.loss
+        assert isinstance(call.result, BatchLoss)
+        return call.result
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -891,7 +891,7 @@ class Pipeline(FamiliarPipeline):
         mode = is_training, self.num_steps
         call = TrainingCall("predict", inputs, None, objective, *mode)
         self._predictors.run(call)
-        return call.outputs
+        return call.result
 
     # -- this rank's part --------------------------------------------------------------
 
@@ -1456,8 +1456,7 @@ class Pipeline(FamiliarPipeline):
         num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._measured("measure_costs", inputs, targets)
-        compiler = self._compiling.for_costs()
-        make = partial(self._executor, run_schedule=compiler)
+        make = partial(self._executor, run_schedule=self._compiling.compiler())
         return stages.measure_costs(make, self._plan, batch, num_steps, self._sums)
 
     def _measured(self, call: str, inputs: Any, targets: Any) -> Batch:

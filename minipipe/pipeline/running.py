@@ -26,7 +26,7 @@ from minipipe.core.execution.record import Record
 from minipipe.core.execution.stage import Stage
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, pairs_of
-from minipipe.core.schedules.action import Action, R, U
+from minipipe.core.schedules.action import Action, R
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.specs import Spec
 from minipipe.errors import (
@@ -227,8 +227,7 @@ class Runs:
         self._build = executor
         self._objective = objective
         self._check_finite = check_finite
-        if U in plan.schedule.kinds:
-            _check_plan(plan)
+        _check_plan(plan)
 
     def run(
         self,
@@ -257,7 +256,7 @@ class Runs:
             check_frozen(stage)
             stage.begin()
         record, copies = self._execute(call, optimiser, is_stashed)
-        losses = RunLosses(call.outputs, copies)
+        losses = RunLosses(call.result, copies)
         self._look_at(losses, self._group.rank)
         record.begun = begun
         record.left = perf_counter()
@@ -321,7 +320,7 @@ class Runs:
         if group.rank == root:
             numbers = call.objective.rows()
         rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
-        call.outputs = [BatchLoss(mean, losses) for mean, *losses in rows]
+        call.result = [BatchLoss(mean, losses) for mean, *losses in rows]
 
     def _take_program(self, num_batches: int) -> None:
         """Take a program with the microbatches of all batches; the last one again, if

@@ -104,8 +104,8 @@ class Steps:
         finally:
             if call.is_computed:  # perhaps it is not finite
                 self.input_gradients = call.input_gradients
-        if isinstance(call.loss, PendingLoss):
-            self._pending.append(call.loss)
+        if isinstance(call.result, PendingLoss):
+            self._pending.append(call.result)
         record.begun = begun
         record.left = perf_counter()
         self.records.append(record)

@@ -6,21 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from minipipe.core.autograd.backend import Array
-from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.core.batch import Call
 from minipipe.execution.batch import Batch
 from minipipe.execution.objective import BatchObjective
 
 
 @dataclass
-class TrainingCall:
+class TrainingCall(Call):
     """The arguments of a call that computes a batch, and its results.
+
+    Its ``result`` is a BatchLoss or PendingLoss or, without a loss, the outputs.
 
     Attributes
     ----------
-    name : str
-        The method.
-    inputs, targets : object
-        As the user has passed them.
     objective : BatchObjective
     is_training : bool
         The mode of the pipeline.
@@ -39,14 +37,8 @@ class TrainingCall:
     is_computed : bool
         Whether all gradients of the step are known.
     input_gradients : array, pytree or None
-    loss : BatchLoss or PendingLoss
-    outputs : array, pytree or None
-        The outputs of the model, if the call has no loss.
     """
 
-    name: str
-    inputs: Any
-    targets: Any
     objective: BatchObjective
     is_training: bool
     num_steps: int
@@ -57,8 +49,6 @@ class TrainingCall:
     is_agreed: bool = False
     is_computed: bool = False
     input_gradients: Any = None
-    loss: BatchLoss | PendingLoss | None = None
-    outputs: Any = None
 
     @property
     def label(self) -> str:

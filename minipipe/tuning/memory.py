@@ -16,7 +16,7 @@ from minipipe.core.memory import Copies, copies_held
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.nn.sequential import parameters_of
 from minipipe.core.schedules.action import U
-from minipipe.core.schedules.analysis.dependencies import Direction, Value
+from minipipe.core.schedules.analysis.dependencies import Direction, Transfer
 from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.core.specs import Spec
 from minipipe.execution.plan import Plan
@@ -153,7 +153,7 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
     heads = [iter(row) for row in schedule.actions]
     for ranks in walk.rounds:
         actions = [next(heads[rank]) for rank in ranks]
-        for sign, value_of in ((-1, Value.consumed_by), (1, Value.produced_by)):
+        for sign, value_of in ((-1, Transfer.consumed_by), (1, Transfer.produced_by)):
             for value in filter(None, map(value_of, actions)):
                 if 0 <= value.cut < len(crosses) and crosses[value.cut]:
                     size = sizes[value.cut][value.direction is Direction.BACKWARD]

@@ -41,7 +41,7 @@ from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, launcher_of_ranks
 from minipipe.core.comm import objects
 from minipipe.core.comm.host import cores
-from minipipe.core.execution.executor import Executor, Handler, Handlers, Pending
+from minipipe.core.execution.executor import Executor, Handlers, Pending
 from minipipe.core.execution.record import Record
 from minipipe.core.nn.sequential import parameters_of
 from minipipe.core.schedules.action import (
@@ -59,8 +59,9 @@ from minipipe.core.schedules.action import (
 from minipipe.core.schedules.action_table import Program, Schedule
 from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.core.specs import COUNT
+from minipipe.core.values import Handler
 from minipipe.errors import LaunchError
-from minipipe.execution.batch import Batch
+from minipipe.execution.batch import Batch, arrays_of
 from minipipe.execution.building import build_stages
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.meter import MemoryMeter
@@ -388,7 +389,7 @@ def measure_memory(
     placement = next(iter(pipelines_of(program)))
     alone = freeze_stages(one_microbatch(placement, program.num_ranks), frozen)
     executor = make_executor(lower(alone))
-    meter = MemoryMeter(batch.arrays)
+    meter = MemoryMeter(arrays_of(batch))
     # its graphs
     modules = [stage.module for stage in executor.stages.values()]
     whole = [WholeLayers(module, is_alone=True) for module in modules]  # its graphs

@@ -16,7 +16,7 @@ from minipipe.core.comm.message import HEADER_SIZE, Header
 from minipipe.core.comm.objects import unpack
 from minipipe.core.execution.payload import Payload
 from minipipe.core.schedules.action import SEND_B, SEND_F, F
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.execution.plan import Plan
 from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.parallel import sums_in
@@ -159,7 +159,7 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
     rank = grid.pipeline.rank
     row = plan.program.actions[rank]
     sends = (action for action in row if action.kind in (SEND_F, SEND_B))
-    messages = [sizes.messages[Value.carried_by(send).cut] for send in sends]
+    messages = [sizes.messages[Transfer.carried_by(send).cut] for send in sends]
     n = grid.tensor.size
     place = grid.tensor.rank
     m = grid.data.size

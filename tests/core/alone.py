@@ -7,10 +7,12 @@ schedule of the core, and the modules of minipipe that it has loaded.
 import hashlib
 import json
 import sys
+import zlib
 
 import numpy as np
 from minipipe.core.comm.launch import init_process_group, spawn
 from minipipe.core.errors import ScheduleError
+from minipipe.core.framing import all_gradients, framing_kind, with_rank_kind
 from minipipe.core.nn.basic import Identity, Linear, ReLU, Tanh
 from minipipe.core.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.core.nn.sequential import Sequential
@@ -24,6 +26,7 @@ from minipipe.core.schedules.one_f_one_b import one_f_one_b
 from minipipe.core.schedules.zero_bubble import zb_h1
 from minipipe.core.sgd import SGD
 from minipipe.core.simulation import simulate
+from minipipe.core.values import KINDS, Uses
 
 BUILDERS = {
     "gpipe": gpipe,
@@ -54,7 +57,46 @@ def sgd(parameters):
     return SGD(parameters, learning_rate=0.1, momentum=0.9)
 
 
-LOSSES = {"mse": (MSELoss(), TARGETS), "cross-entropy": (CrossEntropyLoss(), LABELS)}
+LOSSES = {
+    "mse": (MSELoss(), TARGETS),
+    "cross-entropy": (CrossEntropyLoss(), LABELS),
+    "noise": (MSELoss(), TARGETS),  # on the gradients, by a kind of this program
+}
+
+
+# -- a kind that is not of the core ----------------------------------------------------
+
+
+def noise(site):
+    """NOISE reads the gradients of all stages of its rank."""
+    return Uses(reads=all_gradients(site))
+
+
+NOISE = framing_kind("NOISE", noise, "noise on the gradients")
+
+
+def with_noise(program):
+    """A pass: return a program in which each rank adds noise before its updates."""
+    if program.is_forward_only:
+        return program
+    return with_rank_kind(program, "NOISE", range(program.num_ranks), before="U")
+
+
+def add_noise(named_parameters, step):
+    """Add noise to the gradients, whatever the rank of a parameter."""
+    for name, parameter in named_parameters:
+        random = np.random.default_rng([step, zlib.crc32(name.encode())])
+        noise = random.normal(scale=0.01, size=parameter.shape)
+        parameter.grad = parameter.grad + noise.astype(parameter.dtype)
+
+
+def run_noise(executor, action):
+    """Run a NOISE."""
+    for stage in executor.stages.values():
+        add_noise(stage.parameters.items(), executor.batch.training_step)
+
+
+NOISY = {"passes": [with_noise], "handlers": {"NOISE": run_noise}}
 
 
 def bits(losses, state, evaluated, outputs):
@@ -69,7 +111,8 @@ def bits(losses, state, evaluated, outputs):
 def train(group, schedule, loss):
     """Return the bits of a training on a rank."""
     function, targets = LOSSES[loss]
-    pipeline = Pipeline(model(), group, schedule, function, optimiser=sgd)
+    seams = NOISY if loss == "noise" else {}
+    pipeline = Pipeline(model(), group, schedule, function, optimiser=sgd, **seams)
     losses = [pipeline.step(INPUTS, targets) for _ in range(NUM_STEPS)]
     evaluated = pipeline.evaluate(INPUTS, targets)
     return bits(losses, pipeline.state_dict(), evaluated, pipeline.predict(INPUTS))
@@ -100,6 +143,7 @@ def main(kind):
     num_ranks = 1 if kind == "one" else 4
     results, predicted = {}, {}
     check_refusals()
+    KINDS["NOISE"] = NOISE
     for name, build in BUILDERS.items():
         schedule = build(num_ranks, NUM_MICROBATCHES)
         predicted[name] = read_back(schedule)

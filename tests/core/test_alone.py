@@ -79,6 +79,9 @@ def of_one_process():
         losses = []
         for _ in range(alone.NUM_STEPS):
             losses.append(float(pipeline.step(alone.INPUTS, targets)))
+            if loss == "noise":
+                step = pipeline.num_steps - 1
+                alone.add_noise(pipeline.named_parameters(), step)
             optimiser.step()
         evaluated = float(pipeline.evaluate(alone.INPUTS, targets))
         outputs = pipeline.predict(alone.INPUTS)

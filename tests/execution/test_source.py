@@ -3,6 +3,8 @@ loop leaves.
 """
 
 import ast
+from operator import methodcaller
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
 from minipipe.errors import ScheduleError
-from minipipe.execution.source import function_of, source_of
+from minipipe.execution.source import name_of, source_of
 from tests.launch import covering
 from tests.strategies import NAMES, build
 
@@ -34,6 +36,35 @@ def model(tied=False):
         for layer in (nn.Tanh(), nn.Dropout(0.25), nn.Linear(WIDTH, WIDTH))
     ]
     return nn.Sequential(first, *inner, first if tied else nn.Linear(WIDTH, WIDTH))
+
+
+def function_of(executor):
+    """Return the function with the source of ``source_of``."""
+    rank = executor.group.rank
+    cells = dict(zip(map(str, executor.program.actions[rank]), executor.bindings))
+    namespace = {"wait": methodcaller("wait")}
+    for binding in executor.bindings:
+        namespace[name_of(binding)] = by_cell(binding.handler, cells)
+    exec(compile(source_of(executor), f"<row of rank {rank}>", "exec"), namespace)
+    return namespace["step"]
+
+
+def by_cell(handler, cells):
+    """Return a handler that gets its action by the text of its cell, and notes the
+    times of a computation.
+    """
+
+    def run(executor, cell, *values):
+        binding = cells[cell]
+        start = perf_counter()
+        found = handler(executor, binding.action, *values)
+        if binding.is_timed:
+            executor.record.ran.append((start, perf_counter(), 0))
+        if not binding.action.kind.declaration.of_rank:
+            executor.advance()
+        return found
+
+    return run
 
 
 def run_text(pipeline):

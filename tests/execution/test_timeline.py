@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minipipe import Costs, Pipeline, nn, schedules, simulate, spawn
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.execution.timeline import Recorded, measured_timeline
 from minipipe.schedules import ActionKind, Message, data_parallel, repeat
 from minipipe.schedules.transforms import first_stages
@@ -67,7 +67,7 @@ def records_of(predicted, program, num_steps):
         ]
         memory = list(zip(predicted.memory[rank], predicted.memory_during[rank]))
         values = {
-            kinds: [Value.carried_by(a) for a in actions if a.kind in kinds]
+            kinds: [Transfer.carried_by(a) for a in actions if a.kind in kinds]
             for kinds in (SENDS, RECEIVES)
         }
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, spawn
-from minipipe.core.autograd.operation import Value
+from minipipe.core.autograd.operation import GradientRule
 from minipipe.schedules.transforms import split_backward
 from minipipe.testing import one_process_step
 from tests.strategies import NAMES, build, examples
@@ -193,7 +193,7 @@ def products(monkeypatch):
         calls.append(x.shape)
         return gradient_of_weight(g, x)
 
-    monkeypatch.setitem(operation.steps, "weight", Value.of("weight", counted))
+    monkeypatch.setitem(operation.steps, "weight", GradientRule.of("weight", counted))
     operation.plans.clear()
     yield calls
     operation.plans.clear()

@@ -23,7 +23,7 @@ from minipipe.compile.recording import Recorded, Recorder
 from minipipe.compile.row import SECTIONS
 from minipipe.compile.value_form import Form
 from minipipe.compile.wrapping import WIDTH, function, wrapped
-from minipipe.core.execution.executor import Binding, Executor
+from minipipe.core.execution.executor import Binding, Executor, role_of
 from minipipe.core.schedules.action import (
     RECV_B,
     RECV_F,
@@ -229,12 +229,12 @@ class RowSource:
         if section not in source.sections:  # an I that is a whole backward
             section = "backward"
         arguments = [number(k)]
-        taken = {_role(value): value for value in binding.takes}
+        taken = {role_of(value): value for value in binding.takes}
         for name in source.parameters[section]:
             arguments.append(self._argument(name, recorded, stage, k, taken))
         self._flush()
         text = f"{section}_{source.name}({', '.join(arguments)})"
-        results = {_role(value): value for _, value in binding.gives}
+        results = {role_of(value): value for _, value in binding.gives}
         result = results.get("x" if kind is F else "g")
         if kind is F and recorded.result is None:
             self._rows.append(f"losses[{number(k)}] = {text}")
@@ -294,7 +294,7 @@ class RowSource:
             return
         value, text = self._pending
         self._pending = None
-        name = f"{_role(value)}{value.stage}"
+        name = f"{role_of(value)}{value.stage}"
         self._dicts[name] = None
         self._rows.append(f"{name}[{number(value.microbatch)}] = {text}")
         self._expressions[value] = f"{name}.pop({number(value.microbatch)})"
@@ -428,7 +428,3 @@ def _receive(peer: int, tag: str, shape: str, dtype: str) -> str:
 def _several(values: str) -> ModelError:
     message = f"The {values} are several arrays; export supports one array."
     return ModelError("unsupported", f"{message} Let the model take and return one.")
-
-
-def _role(value: Any) -> str:
-    return {"out": "x", "grad out": "g"}.get(value.name, value.name)

@@ -27,7 +27,7 @@ from typing import Any, NoReturn, Protocol
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.autograd.modes import next_order
-from minipipe.core.autograd.operation import Operation, Plan, Plans, Value
+from minipipe.core.autograd.operation import GradientRule, Operation, Plan, Plans
 from minipipe.core.errors import TensorError
 
 Vjp = Callable[[Array], Array]
@@ -284,7 +284,7 @@ def _custom(*vjps: Vjp) -> None:
 
 def _custom_plan(count: int) -> Plan:
     names = [f"vjp {i}" for i in range(count)]
-    steps = [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names]
+    steps = [GradientRule(name, lambda g, vjp: vjp(g), (name,)) for name in names]
     return Plan(_OPERATION, names, steps)
 
 

@@ -34,9 +34,9 @@ RESULT = "result"
 """The name of the result."""
 
 
-class Value(NamedTuple):
-    """A value computed in a backward: the gradient of an input, or what several
-    gradients share.
+class GradientRule(NamedTuple):
+    """The rule for a value that a backward computes: the gradient of an input, or what
+    several gradients share.
 
     Attributes
     ----------
@@ -54,8 +54,8 @@ class Value(NamedTuple):
     takes_shape: bool = False
 
     @classmethod
-    def of(cls, name: str, function: Callable[..., Array]) -> Value:
-        """Return the value of a function whose parameters are the names.
+    def of(cls, name: str, function: Callable[..., Array]) -> GradientRule:
+        """Return the rule of a function whose parameters are the names.
 
         Raises
         ------
@@ -102,9 +102,9 @@ class Operation:
         The attributes that may be given by position, behind the tensors.
     saves : tuple of str
         The values that forward returns behind the result.
-    steps : dict of str to Value
+    steps : dict of str to GradientRule
         By input, its gradient.
-    shared : dict of str to Value
+    shared : dict of str to GradientRule
         By name, a value that several gradients need, computed when the first of them
         is.
     takes : function or None
@@ -155,8 +155,8 @@ class Operation:
         single = [p for p in inputs if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.num_required = sum(p.default is p.empty for p in single)
         self.required = {p.name for p in others if p.default is p.empty}
-        self.steps: dict[str, Value] = {}
-        self.shared: dict[str, Value] = {}
+        self.steps: dict[str, GradientRule] = {}
+        self.shared: dict[str, GradientRule] = {}
         self.sums_over_rows: set[str] = set()
         self.plans = Plans(self.plan)
 
@@ -169,7 +169,8 @@ class Operation:
         """Set the gradient of each input; see :func:`minipipe.op`."""
         _refuse_unnamed("gradients", (*self.inputs, "x")[0], others)
         for name, function in gradients.items():
-            self.steps[name] = self._checked(Value.of(name, function), self.inputs)
+            rule = GradientRule.of(name, function)
+            self.steps[name] = self._checked(rule, self.inputs)
 
     def set_shared(self, /, *others: object, **values: Callable[..., Array]) -> None:
         """Set values that several gradients need, each before those that need it."""
@@ -177,7 +178,7 @@ class Operation:
         taken = {GRADIENT, RESULT, SHAPE, "number"}
         taken.update(self.inputs, self.saves, self.attributes)
         for name, function in values.items():
-            value = Value.of(name, function)
+            value = GradientRule.of(name, function)
             if name in taken or value.takes_shape:
                 raise ArgumentError(
                     f"{self.name}.shared({name}=…) has the name of another value, or "
@@ -238,7 +239,7 @@ class Operation:
         message = f"{self.name} returned {given}; expected {expected}."
         return ArgumentError("type", message)
 
-    def _checked(self, value: Value, names: Sequence[str]) -> Value:
+    def _checked(self, value: GradientRule, names: Sequence[str]) -> GradientRule:
         if value.name not in names:
             raise ArgumentError(
                 f"{self.name} has no input {value.name}; its inputs are "
@@ -281,7 +282,7 @@ class Operation:
         steps = [self._numbered(self.steps[name], i) for i, name in wanted]
         return Plan(self, values, steps)
 
-    def _numbered(self, step: Value, number: int) -> Value:
+    def _numbered(self, step: GradientRule, number: int) -> GradientRule:
         """Return the gradient of one of any number of inputs, which may need its
         number.
         """
@@ -293,7 +294,7 @@ class Operation:
         def with_number(gradient: Array, *values: Any) -> Array:
             return function(gradient, *values[:place], number, *values[place:])
 
-        return Value(step.name, with_number, needs, step.takes_shape)
+        return GradientRule(step.name, with_number, needs, step.takes_shape)
 
 
 class Plans(dict[int, "Plan"]):
@@ -310,7 +311,7 @@ class Plans(dict[int, "Plan"]):
 Arguments = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
-Step = tuple[int, Callable[..., Array], int | None, Arguments | None, Value]
+Step = tuple[int, Callable[..., Array], int | None, Arguments | None, GradientRule]
 """How a walk computes one contribution: the number of the input, and a function of the
 gradient; of the gradient and the value at a place; or of the gradient, several values
 and perhaps the shape of the input. Values are what a node kept, and what gradients
@@ -326,7 +327,7 @@ class Plan:
     operation : Operation
     available : sequence of str
         The names of the values of which it keeps some.
-    gradients : sequence of Value
+    gradients : sequence of GradientRule
         One for each input that needs a gradient.
     names : sequence of str, optional
         The names of the values that it keeps; by default the needed values.
@@ -356,13 +357,13 @@ class Plan:
         self,
         operation: Operation,
         available: Sequence[str],
-        gradients: Sequence[Value],
+        gradients: Sequence[GradientRule],
         names: Sequence[str] | None = None,
     ) -> None:
         self.operation = operation
         self._gradients = gradients
         needed = {name for value in gradients for name in value.needs}
-        computed: list[Value] = []
+        computed: list[GradientRule] = []
         for value in reversed(operation.shared.values()):
             if value.name in needed and value.name not in available:
                 computed.insert(0, value)
@@ -383,7 +384,7 @@ class Plan:
         self.steps = tuple(self._step(*numbered) for numbered in enumerate(gradients))
         self._halves: dict[tuple[bool, ...], tuple[Plan, list[Plan]]] = {}
 
-    def _step(self, number: int, value: Value) -> Step:
+    def _step(self, number: int, value: GradientRule) -> Step:
         place = arguments = None
         if len(value.needs) == 1 and not value.takes_shape:
             place = self._values.index(value.needs[0])

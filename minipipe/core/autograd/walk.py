@@ -25,7 +25,7 @@ from typing import Any
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Shape
 from minipipe.core.autograd.graph import CUSTOM, BackwardWalk, Node, Saved
-from minipipe.core.autograd.operation import Plan, Value
+from minipipe.core.autograd.operation import GradientRule, Plan
 from minipipe.core.errors import TensorError
 
 
@@ -146,7 +146,7 @@ def _fitted(
     contribution: Any,
     parent: Node,
     plan: Plan,
-    value: Value,
+    value: GradientRule,
     values: tuple[Any, ...],
     place: int | None,
 ) -> Array:

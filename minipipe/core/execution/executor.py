@@ -11,9 +11,8 @@ It branches on no kind of instruction: handlers, stages and the group are given.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from itertools import takewhile
 from threading import get_ident
 from time import perf_counter
@@ -25,12 +24,12 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.modes import RandomKey, at, enable_grad, no_grad
 from minipipe.core.balance import is_balanced
-from minipipe.core.errors import Code, ScheduleError
+from minipipe.core.errors import Code, ScheduleError, misuse, quoted
 from minipipe.core.execution.record import Record
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import SEND_B, SEND_F, Action
-from minipipe.core.schedules.analysis.dependencies import Direction, Value
-from minipipe.core.values import NOUNS
+from minipipe.core.schedules.analysis.dependencies import Direction, Transfer
+from minipipe.core.values import NOUNS, Handler
 
 if TYPE_CHECKING:
     from minipipe.core.comm.message import Request
@@ -38,16 +37,13 @@ if TYPE_CHECKING:
     from minipipe.core.execution.stage import Stage
     from minipipe.core.schedules.action_table import Program
 
-Handler = Callable[..., Any]
-"""Runs the actions of a kind. Its parameters are the executor, the action, and the
-values that it needs, by their names in ``core/nouns.py``; the last may have defaults,
-for values that do not exist. :func:`gives` names what it returns."""
-
 Handlers = Mapping[str, Handler]
 """Handlers by kind of action."""
 
 _ROLES = {"out": "x", "grad out": "g", "back": "graph", "rebuilt": "graph"}
-"""The parameters of handlers for values of other names."""
+"""What handlers call values of other names: a SEND takes an `out`, but its handler an
+`x`, because there is one handler for both.
+"""
 
 _CONTENTS = {Direction.FORWARD: "activations", Direction.BACKWARD: "gradient"}
 
@@ -136,7 +132,7 @@ class Executor:
         their backwards.
     background : list of Background
         Work that goes on after each action.
-    early : dict of Value to Request
+    early : dict of Transfer to Request
         Messages that have come before their RECV: an earlier attempt to run the row
         took them.
     sends : list of Request
@@ -181,7 +177,7 @@ class Executor:
             self.allocate = xp.empty
         self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
         self.background: list[Background] = []
-        self.early: dict[Value, Any] = {}
+        self.early: dict[Transfer, Any] = {}
         self._name = group.name_of_program()
         rows = list(map(_schedule_of, program.actions))
         self._sent_at = partial(_sent_at, rows)
@@ -247,10 +243,8 @@ class Executor:
         """Begin the schedule of a batch whose handshake is over, and which sets no
         modes: :meth:`forget` ends it.
         """
-        self._num_earlier = len(self.sends)
-        activity = self.group.activity
-        activity.begin(self._name, self._row, batch.step, self._sent_at)
         self.call = self.batch = batch
+        self._begin_activity()
         self._thread = get_ident()
         self.place.seed = batch.seed
         self.place.step = batch.training_step
@@ -276,10 +270,13 @@ class Executor:
 
     def begin_schedule(self) -> RandomKey:
         """Begin the schedule of a batch; return the key of its random numbers."""
-        self._num_earlier = len(self.sends)
-        self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
+        self._begin_activity()
         self.place = RandomKey(self.batch.seed, self.batch.training_step)
         return self.place
+
+    def _begin_activity(self) -> None:
+        self._num_earlier = len(self.sends)
+        self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
 
     def fail(self, error: BaseException) -> None:
         """Give an error a note of the place, and leave no half of a gradient."""
@@ -331,10 +328,6 @@ class Executor:
         """Make a function of each action of the row: the schedule of the batch, and the
         actions of the rank before and after it.
         """
-        self._parameters = {
-            handler: [*inspect.signature(handler).parameters][2:]
-            for handler in {*handlers.values()}
-        }
         self.bindings = [self._bound(handlers, *one) for one in enumerate(row)]
         self.actions = _schedule_of(row)
         steps = list(map(self._step, self.bindings))
@@ -356,12 +349,12 @@ class Executor:
                 Code.NAME, f"{message}. Run the schedule without such actions."
             )
         takes, gives = self._values_of(position)
-        names = self._parameters[handler]
+        names = _names(handler, "takes")
         taken = [name for name in names if name in takes]
         assert taken == names[: len(taken)], (
-            f"{handler} has a parameter without a value before others: {names}"
+            f"{handler} takes a value that does not exist before others: {names}"
         )
-        returned = getattr(handler, "gives", ())
+        returned = _names(handler, "gives")
         return Binding(
             action,
             handler,
@@ -415,7 +408,7 @@ class Executor:
             # Gradients of several microbatches have been added up already; of several
             # sums, the last is the latest.
             values = map(flow.value_of, part)
-            by_name.append({_ROLES.get(v.name, v.name): v for v in values})
+            by_name.append({role_of(value): value for value in values})
         return by_name
 
     def _dict_of(self, value: Any) -> dict[Any, Any]:
@@ -480,37 +473,31 @@ class Binding(NamedTuple):
         return has_time and kind.lane == "compute" and not kind.of_rank
 
 
+def role_of(value: Any) -> str:
+    """Return the name of a value in ``@takes`` and ``@gives``."""
+    return _ROLES.get(value.name, value.name)
+
+
 def _time_on(xp: ModuleType) -> float:
     """Return the time at which everything that has begun on the device has ended."""
     backend.synchronise(xp)  # otherwise this would time the launch of kernels on a GPU
     return perf_counter()
 
 
-def gives(*names: str) -> Callable[[Handler], Handler]:
-    """Name the values that a handler gives: it returns the only one, or a tuple of
-    all.
+def _names(handler: Handler, part: str) -> list[str]:
+    """Return the names of values that ``@takes`` or ``@gives`` has noted.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``value``, for a name that is not declared.
     """
-
-    def named(handler: Handler) -> Handler:
-        handler.gives = names  # type: ignore[attr-defined]
-        return handler
-
-    return named
-
-
-def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Handler:
-    """Return a handler that runs another one, and then a function of the executor and
-    the action.
-    """
-
-    @wraps(handler)
-    def run(executor: Executor, action: Action, *values: Any) -> Any:
-        result = handler(executor, action, *values)
-        note(executor, action)
-        return result
-
-    run.then = note  # type: ignore[attr-defined]
-    return run
+    names = [*getattr(handler, part, ())]
+    for name in names:
+        if name not in NOUNS:
+            message = f"The handler {handler} {part} {quoted(name)}, which is no value"
+            raise misuse(f"{message}; expected a name of NOUNS, such as 'graph'.")
+    return names
 
 
 def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step:
@@ -527,7 +514,7 @@ def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step
 class Route(NamedTuple):
     """The value of a message, the other rank, the tag, and a label for errors."""
 
-    value: Value
+    value: Transfer
     peer: int
     tag: int
     words: str
@@ -537,7 +524,7 @@ class Route(NamedTuple):
         """Return the route of a SEND or RECV. The tag numbers consuming stage,
         microbatch and direction.
         """
-        value = Value.carried_by(action)
+        value = Transfer.carried_by(action)
         pair = value.consumer_stage * program.num_microbatches + value.microbatch
         tag = 2 * pair + (value.direction is Direction.BACKWARD)
         content = _CONTENTS[value.direction]
@@ -571,7 +558,7 @@ def _sent_at(rows: Sequence[Sequence[Action]], action: Action) -> int | None:
     """Return at which position of another rank's actions the value that an action
     consumes is sent.
     """
-    value = Value.consumed_by(action)
+    value = Transfer.consumed_by(action)
     for row in rows:
         if value and value.send in row:
             return row.index(value.send)

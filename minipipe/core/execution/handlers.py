@@ -3,11 +3,12 @@
 File 6 of 13 on the first path through the code (README.md):
 after ``core/execution/executor.py``, before ``core/execution/stage.py``.
 
-The executor takes the values that an instruction needs, calls its handler, and keeps
-what that gives. Not on the path: a ``Batch`` has this rank's inputs and targets, and
-the ``objective``, which is the loss with the weight of each microbatch; a ``Payload``
-has the arrays of a value, which of them require a gradient, and the structure of their
-pytree (None for one array).
+The executor takes the values that an instruction needs, which ``@takes`` names, calls
+its handler with them, and keeps the values that it returns, which ``@gives`` names. Not
+on the path: a ``Batch`` has this rank's inputs and targets, and the ``objective``,
+which is the loss with the weight of each microbatch; a ``Payload`` has the arrays of a
+value, which of them require a gradient, and the structure of their pytree (None for one
+array).
 
 Two tags of ``core/execution/executor.py`` stand here, too: [2] sends a value, [3] gives a
 message that is still to come.
@@ -19,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from minipipe.core.autograd import backend
-from minipipe.core.execution.executor import Executor, Handlers, Pending, Route, gives
+from minipipe.core.execution.executor import Executor, Handlers, Pending, Route
 from minipipe.core.execution.payload import Payload
 from minipipe.core.execution.record import Receipt
 from minipipe.core.schedules.action import (
@@ -33,10 +34,12 @@ from minipipe.core.schedules.action import (
     I,
     W,
 )
+from minipipe.core.values import gives, takes
 
 # -- computing --------------------------------------------------------------------------------------------------------
 
 
+@takes("x")
 @gives("x", "graph")
 def forward(
     executor: Executor, action: Action, x: Payload | None = None
@@ -51,6 +54,7 @@ def forward(
     return stage.forward(k, received)
 
 
+@takes("graph", "g")
 @gives("g")
 def backward(
     executor: Executor, action: Action, graph: Any, g: Payload | None = None
@@ -64,6 +68,7 @@ def backward(
     return gradient
 
 
+@takes("graph", "g")
 @gives("g", "rest")
 def backward_input(
     executor: Executor, action: Action, graph: Any, g: Payload | None = None
@@ -77,6 +82,7 @@ def backward_input(
     return gradient, rest
 
 
+@takes("rest")
 def backward_weight(executor: Executor, action: Action, rest: Any) -> None:
     """Run a W."""
     executor.stages[action.stage].backward_weight(action.microbatch, rest)
@@ -110,6 +116,7 @@ class Received(Pending):
         return Payload.from_message(message, self._xp)
 
 
+@takes("x")
 def send_activation(executor: Executor, action: Action, x: Payload) -> None:
     """Run a SEND_F."""
     route = executor.routes[action]
@@ -118,6 +125,7 @@ def send_activation(executor: Executor, action: Action, x: Payload) -> None:
     executor.send(message, route.peer, route.tag)  # [2]
 
 
+@takes("g")
 def send_gradient(executor: Executor, action: Action, g: Payload) -> None:
     """Run a SEND_B."""
     send_activation(executor, action, g)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from minipipe.core.execution.payload import Payload
     from minipipe.core.schedules.action import Action
-    from minipipe.core.schedules.analysis.dependencies import Value
+    from minipipe.core.schedules.analysis.dependencies import Transfer
 
 
 class Receipt(NamedTuple):
@@ -36,9 +36,9 @@ class Record:
     memory : list of (int, int)
         The bytes that all stages held after each computation, and at most while it ran,
         if a ``MemoryMeter`` observed.
-    sent : dict of Value to float
+    sent : dict of Transfer to float
         When each SEND began.
-    received : dict of Value to Receipt
+    received : dict of Transfer to Receipt
     sums : dict of Action to list of float
         By REDUCE_GRAD, when this rank came to it, when the sum was there, and the bytes
         of the gradients.
@@ -49,8 +49,8 @@ class Record:
     input_gradients: dict[int, Payload] = field(default_factory=dict)
     ran: list[tuple[float, float, int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)
-    sent: dict[Value, float] = field(default_factory=dict)
-    received: dict[Value, Receipt] = field(default_factory=dict)
+    sent: dict[Transfer, float] = field(default_factory=dict)
+    received: dict[Transfer, Receipt] = field(default_factory=dict)
     sums: dict[Action, list[float]] = field(default_factory=dict)
     begun: float = 0.0
     left: float = 0.0

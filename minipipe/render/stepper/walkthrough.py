@@ -22,7 +22,7 @@ from minipipe.core.memory import Changes, Held, held_pairs
 from minipipe.core.order import awaited, order
 from minipipe.core.schedules.action import SEND_B, SEND_F, ActionKind, L, O
 from minipipe.core.schedules.action_table import ActionTable, check_table
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.analysis.walk import Walk, walk
 from minipipe.core.values import NOUNS
 from minipipe.errors import Problem, ScheduleError
@@ -201,13 +201,13 @@ def _meets(action: Action) -> bool:
     return kind.meets is not None and not kind.message
 
 
-def _value_of(action: Action) -> Value | None:
+def _value_of(action: Action) -> Transfer | None:
     """Return the value that a computation produces or a SEND carries; None for W and
     RECV.
     """
     if action.kind in _SENDS:
-        return Value.carried_by(action)
-    return Value.produced_by(action)
+        return Transfer.carried_by(action)
+    return Transfer.produced_by(action)
 
 
 class Walkthrough:
@@ -483,7 +483,7 @@ class Walkthrough:
                 Action(stage, ActionKind(kind), self.program.microbatches[k])
             )
         elif action.kind.is_communication:  # the stages exchange no such message
-            message = Value.carried_by(action)
+            message = Transfer.carried_by(action)
             action = message.receive if action == message.send else message.send
         return self.program.home_of(action), action
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minipipe.core.flow import Flow, Rule, delay_of
 from minipipe.core.memory import Ran
 from minipipe.core.schedules.action import Action, number_of
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.collector import collector_paused
 from minipipe.core.values import KINDS, NOUNS
 from minipipe.schedules.simulation.span import (
@@ -163,7 +163,7 @@ class Explanation:
                 yield self._gap(rank, index, free, has_begun)
             has_begun = has_begun or not action.kind.is_communication
             if end > start and KINDS[action.kind].message == "send":
-                receive = Value.carried_by(action).receive
+                receive = Transfer.carried_by(action).receive
                 receiver = self._positions.get(receive, (None,))[0]
                 yield Idle(start, end, IdleCause.SENDING, receiver, receive)
             free = end
@@ -360,7 +360,7 @@ class Explanation:
         sent = self._spans[rank][index].end
         arrival = sent + self._time_in_flight(number)
         origin = _Origin(arrival, rank, index, giver, giver, sent)
-        carried = Value.produced_by(giver)
+        carried = Transfer.produced_by(giver)
         if carried is None:
             return origin
         if carried in timeline.sent:
@@ -473,7 +473,7 @@ class Explanation:
             step = index // self._length_of_step(rank)
             previous = change.after, step * self._length_of_step(change.after) - 1
         if KINDS[action.kind].message == "send":
-            receive = Value.carried_by(action).receive
+            receive = Transfer.carried_by(action).receive
             receiver, at = self._positions.get(receive, previous)
             if at >= 0 and self._spans[receiver][at].start > start:
                 return receiver, at

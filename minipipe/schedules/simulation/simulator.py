@@ -21,7 +21,7 @@ from minipipe.core.flow import flow_of
 from minipipe.core.memory import Level
 from minipipe.core.schedules.action import Action
 from minipipe.core.schedules.action_table import ActionTable, check_table
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.core.schedules.collector import collector_paused
@@ -226,7 +226,7 @@ def _rates(table: ActionTable, costs: Costs) -> Rates:
     )
 
 
-Sent = dict[Value, tuple[float, int, int]]
+Sent = dict[Transfer, tuple[float, int, int]]
 
 
 def _parts(
@@ -252,7 +252,7 @@ def _parts(
                     task = task._replace(end=task.start)
                 spans[rank].append(task)
             elif kind.message == "send":
-                value = Value.carried_by(task.action)
+                value = Transfer.carried_by(task.action)
                 arrival = task.end + rates.message_times[value.cut]
                 time = result.arrived.get(task.action, arrival)
                 sent[value] = time, rank, len(spans[rank]) - 1
@@ -268,15 +268,15 @@ def _step_changes(result: Times) -> tuple[tuple[StepChange, ...], ...]:
     return tuple(tuple(StepChange(*it) for it in row) for row in result.changes)
 
 
-def _arrived(result: Times) -> dict[Value, float]:
+def _arrived(result: Times) -> dict[Transfer, float]:
     """Return when each activation and gradient arrived; a timeline has no values of
     declared kinds.
     """
     arrived = {}
     for action, time in result.arrived.items():
-        value = Value.produced_by(action)
+        value = Transfer.produced_by(action)
         if action.kind.is_communication:
-            value = Value.carried_by(action)
+            value = Transfer.carried_by(action)
         if value is not None:
             arrived[value] = time
     return arrived

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from minipipe.core.flow import Flow
 from minipipe.core.memory import Level, Ran, copies_held, pairs_of
 from minipipe.core.schedules.action import U, number_of
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.written import ShownInNotebooks
 from minipipe.io import printable
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
@@ -112,10 +112,10 @@ class Timeline(ShownInNotebooks):
     message_times : tuple of float
         By stage: the time in flight of a message to the next stage, and of the gradient
         back. Empty if unknown.
-    sent : dict of Value to (float, int, int)
+    sent : dict of Transfer to (float, int, int)
         For values with a SEND of their own: the arrival time, the sending rank, and the
         index of that rank's last span before the SEND.
-    arrived : dict of Value to float
+    arrived : dict of Transfer to float
         When messages arrived in a simulation in which ranks share cores or links; empty
         otherwise.
     memory : tuple of tuple of float or None
@@ -159,7 +159,7 @@ class Timeline(ShownInNotebooks):
     memory_unit: str = "bytes"
     note: str = ""
     message_times: tuple[float, ...] = ()
-    sent: dict[Value, tuple[float, int, int]] = field(
+    sent: dict[Transfer, tuple[float, int, int]] = field(
         default_factory=dict, compare=False
     )
     memory: tuple[tuple[float, ...], ...] | None = None
@@ -167,7 +167,7 @@ class Timeline(ShownInNotebooks):
     measured_messages: tuple[Message, ...] = ()
     is_measured: bool = False
     step_changes: tuple[tuple[StepChange, ...], ...] = ()
-    arrived: dict[Value, float] = field(default_factory=dict, compare=False)
+    arrived: dict[Transfer, float] = field(default_factory=dict, compare=False)
     sums: tuple[GradientSum, ...] = ()
     copies: tuple[tuple[Span, ...], ...] = ()
     num_slices: int = 1

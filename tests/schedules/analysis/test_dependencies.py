@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from minipipe import schedules, verify
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import Action, ActionKind, number_of
-from minipipe.core.schedules.analysis.dependencies import Direction, Value
+from minipipe.core.schedules.analysis.dependencies import Direction, Transfer
 from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.core.schedules.analysis.verifier import _order_problems
 from minipipe.core.schedules.analysis.walk import complete_walk, walk
@@ -19,7 +19,7 @@ from tests.refusals import code_of
 from tests.strategies import examples, named_schedules
 
 values = st.builds(
-    Value, st.integers(0, 9), st.sampled_from(Direction), st.integers(0, 9)
+    Transfer, st.integers(0, 9), st.sampled_from(Direction), st.integers(0, 9)
 )
 
 
@@ -49,8 +49,8 @@ def needed_by(table, action):
 
 def test_an_activation_goes_to_the_next_stage_and_a_gradient_to_the_one_before():
     activation, gradient = (
-        Value(1, Direction.FORWARD, 3),
-        Value(1, Direction.BACKWARD, 3),
+        Transfer(1, Direction.FORWARD, 3),
+        Transfer(1, Direction.BACKWARD, 3),
     )
     for value, expected in (
         (activation, ["1F3", "2F3", "1SEND_F3", "2RECV_F3"]),
@@ -68,22 +68,26 @@ def test_a_value_is_found_from_its_producer_its_consumer_and_both_halves_of_its_
     value,
 ):
     assert (
-        Value.produced_by(value.producer) == Value.consumed_by(value.consumer) == value
+        Transfer.produced_by(value.producer)
+        == Transfer.consumed_by(value.consumer)
+        == value
     )
-    assert Value.carried_by(value.send) == Value.carried_by(value.receive) == value
+    assert (
+        Transfer.carried_by(value.send) == Transfer.carried_by(value.receive) == value
+    )
     if value.direction is Direction.BACKWARD:  # I has the place of B
         produces, consumes = (
             action._replace(kind=ActionKind("I"))
             for action in (value.producer, value.consumer)
         )
-        assert Value.produced_by(produces) == Value.consumed_by(consumes) == value
+        assert Transfer.produced_by(produces) == Transfer.consumed_by(consumes) == value
 
 
 @pytest.mark.parametrize("cell", ["0W1", "0SEND_F1", "1RECV_B0"])
 def test_weights_sends_and_receives_neither_produce_nor_consume_a_value(cell):
     assert (
-        Value.produced_by(Action.parse(cell))
-        is Value.consumed_by(Action.parse(cell))
+        Transfer.produced_by(Action.parse(cell))
+        is Transfer.consumed_by(Action.parse(cell))
         is None
     )
 

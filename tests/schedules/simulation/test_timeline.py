@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.core.schedules.action import Action, ActionKind
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.analysis.lowering import lower
 from minipipe.render import draw_text
 from minipipe.schedules import schedule_of_text
@@ -392,7 +392,7 @@ def times_by_relaxation(program, costs):
                 stage, kind, k = action
                 known.setdefault((action, "start"), now)
                 if kind.value.startswith("SEND"):
-                    reached = known.get((Value.carried_by(action).receive, "start"))
+                    reached = known.get((Transfer.carried_by(action).receive, "start"))
                     if reached is None:
                         break
                     now = max(now, reached) + costs.latency

@@ -1,15 +1,16 @@
-"""The values between stages: which action produces one, which action consumes it, and
-which messages carry it.
+"""The transfers between stages: which action produces an activation or a gradient,
+which action consumes it, and which messages carry it.
 
-The executor, its records and their readers name values in this way. With F(s,k) for the
-forward of stage s and microbatch k::
+The executor, its records and their readers name transfers in this way. Any values that
+instructions leave for each other are in ``core/values.py``. With F(s,k) for the forward
+of stage s and microbatch k::
 
     stage s                     stage s + 1
 
-    F(s,k) --- activation ----> F(s+1,k)         an activation: Value(s, forward, k)
+    F(s,k) --- activation ----> F(s+1,k)         Transfer(s, forward, k)
       |                           |
       v                           v
-    B(s,k) <---- gradient ----- B(s+1,k)         a gradient: Value(s + 1, backward, k)
+    B(s,k) <---- gradient ----- B(s+1,k)         Transfer(s + 1, backward, k)
 
 A split backward has an I at the place of B in this picture, and a W, which depends on
 its I alone.
@@ -65,7 +66,7 @@ _DIRECTION = {
 } | {I: Direction.BACKWARD}
 
 
-class Value(NamedTuple):
+class Transfer(NamedTuple):
     """An activation or a gradient that one stage produces for its neighbour.
 
     Attributes
@@ -79,7 +80,7 @@ class Value(NamedTuple):
 
     Examples
     --------
-    >>> gradient = Value(2, Direction.BACKWARD, 5)
+    >>> gradient = Transfer(2, Direction.BACKWARD, 5)
     >>> print(gradient.producer, gradient.consumer, gradient.send, gradient.receive)
     2B5 1B5 2SEND_B5 1RECV_B5
     """
@@ -125,7 +126,7 @@ class Value(NamedTuple):
         return Action(self.consumer_stage, _KINDS[self.direction][2], self.microbatch)
 
     @classmethod
-    def produced_by(cls, action: Action) -> Value | None:
+    def produced_by(cls, action: Action) -> Transfer | None:
         """Return the value that an action computes; None for W, SEND and RECV."""
         stage, kind, microbatch = action
         if kind not in (F, B, I):
@@ -133,7 +134,7 @@ class Value(NamedTuple):
         return cls(stage, _DIRECTION[kind], microbatch)
 
     @classmethod
-    def consumed_by(cls, action: Action) -> Value | None:
+    def consumed_by(cls, action: Action) -> Transfer | None:
         """Return the value that an action needs from a neighbouring stage; None for W,
         SEND and RECV.
         """
@@ -144,7 +145,7 @@ class Value(NamedTuple):
         return cls(giver, _DIRECTION[kind], microbatch)
 
     @classmethod
-    def carried_by(cls, message: Action) -> Value:
+    def carried_by(cls, message: Action) -> Transfer:
         """Return the value that a SEND or a RECV carries."""
         stage, kind, microbatch = message
         giver = {RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage)
