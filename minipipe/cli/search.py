@@ -18,12 +18,13 @@ from minipipe.cli.options import (
 )
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
 from minipipe.cli.progress import Progress
-from minipipe.core.schedules.placement import check_sizes, looped_placement, v_placement
+from minipipe.core.schedules.placement import check_sizes, looped_placement
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import counted
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
+from minipipe.schedules.placements import v_placement
 from minipipe.search.finding import usual_evaluations
 
 # A search of a schedule with a few actions would take more than a year.

@@ -2,7 +2,6 @@
 
 from minipipe.core.functional.elementwise import add as add
 from minipipe.core.functional.elementwise import divide as divide
-from minipipe.core.functional.elementwise import dropout as dropout
 from minipipe.core.functional.elementwise import exp as exp
 from minipipe.core.functional.elementwise import log as log
 from minipipe.core.functional.elementwise import multiply as multiply
@@ -10,16 +9,12 @@ from minipipe.core.functional.elementwise import negative as negative
 from minipipe.core.functional.elementwise import power as power
 from minipipe.core.functional.elementwise import relu as relu
 from minipipe.core.functional.elementwise import sigmoid as sigmoid
-from minipipe.core.functional.elementwise import silu as silu
 from minipipe.core.functional.elementwise import sqrt as sqrt
 from minipipe.core.functional.elementwise import subtract as subtract
 from minipipe.core.functional.elementwise import tanh as tanh
 from minipipe.core.functional.linear import linear as linear
 from minipipe.core.functional.loss import cross_entropy as cross_entropy
-from minipipe.core.functional.loss import log_softmax as log_softmax
-from minipipe.core.functional.loss import logsumexp as logsumexp
 from minipipe.core.functional.loss import mean_squared_error as mean_squared_error
-from minipipe.core.functional.loss import softmax as softmax
 from minipipe.core.functional.operands import astype as astype
 from minipipe.core.functional.operands import in_float32 as in_float32
 from minipipe.core.functional.reduction import amax as amax
@@ -34,9 +29,14 @@ from minipipe.functional.attention import rotary as rotary
 from minipipe.functional.attention import self_attention as self_attention
 from minipipe.functional.contraction import einsum as einsum
 from minipipe.functional.contraction import matmul as matmul
+from minipipe.functional.dropping import dropout as dropout
 from minipipe.functional.embedding import embedding as embedding
+from minipipe.functional.exponentials import log_softmax as log_softmax
+from minipipe.functional.exponentials import logsumexp as logsumexp
+from minipipe.functional.exponentials import softmax as softmax
 from minipipe.functional.gelu import erf as erf
 from minipipe.functional.gelu import gelu as gelu
+from minipipe.functional.gelu import silu as silu
 from minipipe.functional.normalisation import group_norm as group_norm
 from minipipe.functional.normalisation import layer_norm as layer_norm
 from minipipe.functional.normalisation import rms_norm as rms_norm

@@ -1,4 +1,6 @@
-"""The Gaussian error linear unit, and the error function, which NumPy does not have."""
+"""Gaussian and sigmoid-weighted linear units, and the error function, which NumPy does
+not have.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import math
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, array_module
+from minipipe.core.functional.elementwise import sigmoid_of_array
 from minipipe.core.functional.operands import one_real
 from minipipe.core.tensor import op
 
@@ -209,3 +212,24 @@ def _gelu_with_tanh(x: Array) -> Arrays:
     twice *= half
     slope *= twice
     return x * twice, slope
+
+
+@op(takes=one_real, saves="gate")
+def silu(a: Array) -> Arrays:
+    """Return a times the sigmoid of a, also called swish.
+
+    References
+    ----------
+    Elfwing, Uchibe, Doya 2018, "Sigmoid-weighted linear units", equation 1.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.silu(Tensor([0.0, 100.0]))
+    Tensor([  0., 100.])
+    """
+    gate = sigmoid_of_array(a)
+    return a * gate, gate
+
+
+silu.gradients(a=lambda g, result, gate: g * (gate + result * (1 - gate)))

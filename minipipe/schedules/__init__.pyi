@@ -4,8 +4,6 @@ from minipipe.core.schedules.action import Action as Action
 from minipipe.core.schedules.action import ActionKind as ActionKind
 from minipipe.core.schedules.action_table import Program as Program
 from minipipe.core.schedules.action_table import Schedule as Schedule
-from minipipe.core.schedules.action_table import read_schedule as read_schedule
-from minipipe.core.schedules.action_table import schedule_of_text as schedule_of_text
 from minipipe.core.schedules.analysis.lowering import lower as lower
 from minipipe.core.schedules.fill_drain import gpipe as gpipe
 from minipipe.core.schedules.interleaved import interleaved_1f1b as interleaved_1f1b
@@ -37,6 +35,8 @@ from minipipe.schedules.bidirectional import dualpipe as dualpipe
 from minipipe.schedules.bidirectional import hanayo as hanayo
 from minipipe.schedules.declaring import declare as declare
 from minipipe.schedules.declaring import declared as declared
+from minipipe.schedules.reading import read_schedule as read_schedule
+from minipipe.schedules.reading import schedule_of_text as schedule_of_text
 from minipipe.schedules.registry import REGISTRY as REGISTRY
 from minipipe.schedules.registry import TRADES as TRADES
 from minipipe.schedules.registry import build as build

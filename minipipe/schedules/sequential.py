@@ -12,9 +12,9 @@ from minipipe.core.schedules.placement import (
     check_sizes,
     home_on,
     looped_placement,
-    one_rank_each,
     stages_by_rank,
 )
+from minipipe.schedules.placements import one_rank_each
 
 
 def sequential(

@@ -27,15 +27,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.backend import Array, Arrays, array_module
-from minipipe.core.autograd.modes import Key, next_key
-from minipipe.core.errors import TensorError, shape_error
-from minipipe.core.familiar import with_hints
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.errors import shape_error
 from minipipe.core.functional.operands import as_real, one_real, operands
-from minipipe.core.specs import Spec
 from minipipe.core.tensor import Operand, Tensor, op
-
-_PROBABILITY = Spec(float, minimum=0, below=1, error=TensorError, code="out-of-range")
 
 
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
@@ -287,16 +282,19 @@ def sigmoid(a: Array) -> Array:
     >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
     Tensor([0. , 0.5])
     """
-    return _sigmoid(a)
+    return sigmoid_of_array(a)
 
 
 sigmoid.gradients(a=lambda g, result: g * (result * (1 - result)))
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid_of_array(x: Array) -> Array:
+    """Return the sigmoid of an array, element by element."""
     xp = array_module(x)
     if backend.is_half(x.dtype):
-        return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
+        return backend.as_array(
+            sigmoid_of_array(backend.as_array(x, xp.float32)), x.dtype
+        )
     zero, one = backend.scalars(x, 0, 1)
     small = xp.exp(-xp.abs(x))
     # np.where takes five times as long
@@ -321,102 +319,3 @@ def relu(a: Array) -> Array:
 
 # if the result is above 0, or NaN
 relu.gradients(a=lambda g, result: backend.masked_like(g, result))
-
-
-@op(takes=one_real, saves="gate")
-def silu(a: Array) -> Arrays:
-    """Return a times the sigmoid of a, also called swish.
-
-    References
-    ----------
-    Elfwing, Uchibe, Doya 2018, "Sigmoid-weighted linear units", equation 1.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.silu(Tensor([0.0, 100.0]))
-    Tensor([  0., 100.])
-    """
-    gate = _sigmoid(a)
-    return a * gate, gate
-
-
-silu.gradients(a=lambda g, result, gate: g * (gate + result * (1 - gate)))
-
-
-@with_hints
-def dropout(a: Operand, probability: float) -> Tensor:
-    """Return a with each element set to 0 with a probability, and the others scaled up
-    so that the mean stays.
-
-    The mask depends on (seed, layer, step, microbatch) alone; see
-    :func:`minipipe.random_key`.
-
-    Parameters
-    ----------
-    a : Tensor of any shape
-    probability : float
-        At least 0, less than 1.
-
-    Raises
-    ------
-    TensorError
-        Codes ``out-of-range`` and ``missing``.
-
-    References
-    ----------
-    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
-    overfitting".
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from minipipe import Tensor, functional, random_key
-    >>> with random_key(seed=0, step=3):
-    ...     y = functional.dropout(Tensor(np.ones(100)), 0.5)
-    >>> sorted(set(y.numpy().tolist()))
-    [0.0, 2.0]
-    """
-    a = as_real(a)
-    check_probability("dropout", probability)
-    if not probability:
-        return a
-    return _dropout(a, probability=probability, key=next_key())
-
-
-def check_probability(name: str, probability: float) -> None:
-    """Refuse a probability with which nothing, or everything, could not be dropped.
-
-    Raises
-    ------
-    TensorError
-        Code ``out-of-range``.
-    """
-    _PROBABILITY.check(f"{name}: the probability", probability)
-
-
-@op(saves="keep", in_float32=True)
-def _dropout(a: Array, *, probability: float, key: Key) -> Arrays:
-    return dropped(a, probability, key)
-
-
-def dropped(
-    array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)
-) -> Arrays:
-    """Return an array after dropout, and which elements are kept.
-
-    With ``part`` (i, count) the array is part i of all heads, the last axis but two,
-    for which the mask is drawn.
-    """
-    keep = backend.uniform(array, key, part) >= probability
-    return _kept(array, keep, probability), keep
-
-
-def _kept(g: Array, keep: Array, probability: float) -> Array:
-    """Return an array, or a gradient, of which only some elements are kept, and scaled
-    up.
-    """
-    return backend.masked(g, keep) * (1 / (1 - probability))
-
-
-_dropout.gradients(a=_kept)

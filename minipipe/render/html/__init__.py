@@ -18,8 +18,8 @@ from minipipe.core.flow import Flow
 from minipipe.core.memory import pairs_of
 from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.schedules.action_table import ActionTable
-from minipipe.core.values import KINDS
 from minipipe.io import escaped, note_lines, package_text
+from minipipe.passes.kinds import KINDS
 from minipipe.render.descriptions import (
     LATE_RECEIPTS,
     OVERLAPPED,
