@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
 
 from minipipe.core.limits import MOST_ACTIONS as MOST_ACTIONS
@@ -17,7 +18,6 @@ from minipipe.core.limits import MOST_BYTES as MOST_BYTES
 from minipipe.core.limits import MOST_STAGES as MOST_STAGES
 from minipipe.core.texts import parse_whole as parse_whole
 from minipipe.core.texts import printable as printable
-from minipipe.core.texts import text_table as text_table
 from minipipe.errors import ArgumentError, Code, FileError, MinipipeError, quoted
 
 if TYPE_CHECKING:
@@ -667,3 +667,51 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
         if type(value) is not type(expected) or value != expected:
             raise ArgumentError(f"its {name} is {quoted(value)}, expected {expected!r}")
     return content
+
+
+def text_table(
+    rows: Sequence[Sequence[str]], right: Collection[int], width: float = inf
+) -> str:
+    """Return rows with aligned columns, two blanks between them.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of str
+        The head first.
+    right : collection of int
+        The columns that are aligned on the right.
+    width : float
+        The most characters of a line. A wider table becomes several, one below the
+        other, each with the first column.
+
+    Examples
+    --------
+    >>> print(text_table([("name", "size"), ("gpipe", "4")], right={1}))
+    name   size
+    gpipe     4
+    >>> print(
+    ...     text_table(
+    ...         [("name", "size", "bubble"), ("gpipe", "4", "27 %")],
+    ...         right={1, 2},
+    ...         width=14,
+    ...     )
+    ... )
+    name   size
+    gpipe     4
+    <BLANKLINE>
+    name   bubble
+    gpipe    27 %
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    sides = [">" if i in right else "<" for i in range(len(widths))]
+    parts = [[0]]
+    for column in range(1, len(widths)):
+        taken = sum(widths[i] + 2 for i in parts[-1])
+        if len(parts[-1]) > 1 and taken + widths[column] > width:
+            parts.append([0])
+        parts[-1].append(column)
+    blocks = []
+    for part in parts:
+        cells = [[f"{row[i]:{sides[i]}{widths[i]}}" for i in part] for row in rows]
+        blocks.append("\n".join("  ".join(row).rstrip() for row in cells))
+    return "\n\n".join(blocks)

@@ -70,13 +70,16 @@ ONLY_HERE = {
 # A file that opens one above it when it is called: a schedule or a timeline its
 # picture, for a notebook; a group its channels, and the reduction, which is made of
 # messages; a table the kinds of passes, and what they change of the core's; a model
-# the GPU that it is moved to.
+# the GPU that it is moved to, and a warning of untrained arrays; an error code its
+# earlier names.
 DOORS = {
     ("core.schedules.written", "render.notebook"),
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
     ("core.comm.watch", "comm.job.watching"),
     ("core.values", "passes.kinds"),
+    ("core.errors", "errors"),
+    ("core.nn.module", "nn.untrained"),
     ("core.autograd.backend", "autograd.devices"),
     ("core.comm.mpi", "comm.persistent"),
     ("core.comm.process_group", "comm.channel"),

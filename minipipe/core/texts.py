@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from math import inf
 from unicodedata import category
 
 from minipipe.core.errors import ArgumentError, quoted
@@ -37,54 +35,6 @@ def shown(character: str) -> str:
     if is_blank or character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
-
-
-def text_table(
-    rows: Sequence[Sequence[str]], right: Collection[int], width: float = inf
-) -> str:
-    """Return rows with aligned columns, two blanks between them.
-
-    Parameters
-    ----------
-    rows : sequence of sequence of str
-        The head first.
-    right : collection of int
-        The columns that are aligned on the right.
-    width : float
-        The most characters of a line. A wider table becomes several, one below the
-        other, each with the first column.
-
-    Examples
-    --------
-    >>> print(text_table([("name", "size"), ("gpipe", "4")], right={1}))
-    name   size
-    gpipe     4
-    >>> print(
-    ...     text_table(
-    ...         [("name", "size", "bubble"), ("gpipe", "4", "27 %")],
-    ...         right={1, 2},
-    ...         width=14,
-    ...     )
-    ... )
-    name   size
-    gpipe     4
-    <BLANKLINE>
-    name   bubble
-    gpipe    27 %
-    """
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    sides = [">" if i in right else "<" for i in range(len(widths))]
-    parts = [[0]]
-    for column in range(1, len(widths)):
-        taken = sum(widths[i] + 2 for i in parts[-1])
-        if len(parts[-1]) > 1 and taken + widths[column] > width:
-            parts.append([0])
-        parts[-1].append(column)
-    blocks = []
-    for part in parts:
-        cells = [[f"{row[i]:{sides[i]}{widths[i]}}" for i in part] for row in rows]
-        blocks.append("\n".join("  ".join(row).rstrip() for row in cells))
-    return "\n\n".join(blocks)
 
 
 def parse_whole(text: str) -> int:

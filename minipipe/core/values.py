@@ -413,9 +413,7 @@ _KINDS = (
 class _Kinds(dict[str, Kind]):
     def __missing__(self, name: str) -> Kind:
         added_by_passes()  # declares kinds
-        if name in self:
-            return self[name]
-        raise KeyError(name)
+        return dict(self)[name]
 
 
 def added_by_passes() -> Mapping[str, Kind]:

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from minipipe.comm import ProcessGroup, Request
+from minipipe.comm.objects import pack
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.comm.message import finish
-from minipipe.core.comm.objects import pack
 from minipipe.core.execution.executor import Executor, Handler, Handlers
 from minipipe.core.execution.stage import Stage
 from minipipe.core.flow import flow_of

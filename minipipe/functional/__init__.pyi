@@ -8,7 +8,6 @@ from minipipe.core.functional.elementwise import multiply as multiply
 from minipipe.core.functional.elementwise import negative as negative
 from minipipe.core.functional.elementwise import power as power
 from minipipe.core.functional.elementwise import relu as relu
-from minipipe.core.functional.elementwise import sigmoid as sigmoid
 from minipipe.core.functional.elementwise import sqrt as sqrt
 from minipipe.core.functional.elementwise import subtract as subtract
 from minipipe.core.functional.elementwise import tanh as tanh
@@ -16,12 +15,8 @@ from minipipe.core.functional.linear import linear as linear
 from minipipe.core.functional.loss import cross_entropy as cross_entropy
 from minipipe.core.functional.loss import mean_squared_error as mean_squared_error
 from minipipe.core.functional.operands import astype as astype
-from minipipe.core.functional.operands import in_float32 as in_float32
-from minipipe.core.functional.reduction import amax as amax
-from minipipe.core.functional.reduction import amin as amin
 from minipipe.core.functional.reduction import mean as mean
 from minipipe.core.functional.reduction import total as total
-from minipipe.core.functional.reduction import variance as variance
 from minipipe.core.joints import contiguous as contiguous
 from minipipe.core.joints import identity as identity
 from minipipe.functional.attention import attention as attention
@@ -36,10 +31,12 @@ from minipipe.functional.exponentials import logsumexp as logsumexp
 from minipipe.functional.exponentials import softmax as softmax
 from minipipe.functional.gelu import erf as erf
 from minipipe.functional.gelu import gelu as gelu
+from minipipe.functional.gelu import sigmoid as sigmoid
 from minipipe.functional.gelu import silu as silu
 from minipipe.functional.normalisation import group_norm as group_norm
 from minipipe.functional.normalisation import layer_norm as layer_norm
 from minipipe.functional.normalisation import rms_norm as rms_norm
+from minipipe.functional.precision import in_float32 as in_float32
 from minipipe.functional.recurrent import lstm as lstm
 from minipipe.functional.shape import clip as clip
 from minipipe.functional.shape import concatenate as concatenate
@@ -50,6 +47,9 @@ from minipipe.functional.shape import split as split
 from minipipe.functional.shape import stack as stack
 from minipipe.functional.shape import transpose as transpose
 from minipipe.functional.shape import where as where
+from minipipe.functional.statistics import amax as amax
+from minipipe.functional.statistics import amin as amin
+from minipipe.functional.statistics import variance as variance
 from minipipe.functional.windows import avg_pool1d as avg_pool1d
 from minipipe.functional.windows import avg_pool2d as avg_pool2d
 from minipipe.functional.windows import conv1d as conv1d

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.random import Generator
 
 from minipipe.core.autograd.backend import Shape
-from minipipe.core.familiar import names_of
 from minipipe.core.nn.initialisers import Initialiser as Initialiser
 from minipipe.core.nn.initialisers import constant as constant
 from minipipe.core.nn.initialisers import generator_for as generator_for
 from minipipe.core.nn.initialisers import he_uniform as he_uniform
 from minipipe.core.nn.initialisers import uniform as uniform
+from minipipe.hints import names_of
 
 __all__ = [
     "Initialiser",

@@ -82,3 +82,19 @@ def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
             message = f"Stage {stage} is placed on ranks {quoted(home)}; {hint}."
             raise ScheduleError.of(Code.PLACEMENT, message)
     return tuple(ranks_in(home)[0] for home in placement)
+
+
+def stages_by_rank(placement: Placement, num_ranks: int) -> list[list[int]]:
+    """Return the stages of each rank, in ascending order.
+
+    Examples
+    --------
+    >>> stages_by_rank(v_placement(3), num_ranks=3)
+    [[0, 5], [1, 4], [2, 3]]
+    """
+    check_placement(placement, num_ranks)
+    stages: list[list[int]] = [[] for _ in range(num_ranks)]
+    for stage, home in enumerate(placement):
+        for rank in ranks_in(home):
+            stages[rank].append(stage)
+    return stages

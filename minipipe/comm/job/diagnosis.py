@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from minipipe.comm.job.reports import RankReport
 from minipipe.core.comm.watch import titled
-from minipipe.core.texts import text_table
+from minipipe.io import text_table
 
 _MOST_ROWS = 16
 # not a part of a sum, behind the last action

@@ -23,7 +23,7 @@ axes that were stretched. Shapes or dtypes that do not fit raise a TensorError w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from minipipe.core.autograd import backend
@@ -271,37 +271,6 @@ def tanh(a: Array) -> Array:
 tanh.gradients(a=lambda g, result: g * (1 - result * result))
 
 
-@op(takes=one_real)
-def sigmoid(a: Array) -> Array:
-    """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small
-    results are exact.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
-    Tensor([0. , 0.5])
-    """
-    return sigmoid_of_array(a)
-
-
-sigmoid.gradients(a=lambda g, result: g * (result * (1 - result)))
-
-
-def sigmoid_of_array(x: Array) -> Array:
-    """Return the sigmoid of an array, element by element."""
-    xp = array_module(x)
-    if backend.is_half(x.dtype):
-        return backend.as_array(
-            sigmoid_of_array(backend.as_array(x, xp.float32)), x.dtype
-        )
-    zero, one = backend.scalars(x, 0, 1)
-    small = xp.exp(-xp.abs(x))
-    # np.where takes five times as long
-    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))
-    return one_or_small / (one + small)
-
-
 @op()
 def relu(a: Array) -> Array:
     """Return max(a, 0), element by element. The gradient at 0 is 0.
@@ -319,3 +288,38 @@ def relu(a: Array) -> Array:
 
 # if the result is above 0, or NaN
 relu.gradients(a=lambda g, result: backend.masked_like(g, result))
+
+
+# -- the operators of Tensor -----------------------------------------------------------
+
+
+def swapped(
+    operation: Callable[[Operand, Operand], Tensor],
+) -> Callable[[Tensor, Operand], Tensor]:
+    """Return an operation of two operands with these exchanged."""
+    return lambda self, other: operation(other, self)
+
+
+class Operators:
+    """The operators of Tensor, whose own file defines no operations: this one attaches
+    them. ``self`` is a Tensor.
+    """
+
+    __slots__ = ()
+
+    __add__ = add
+    __radd__ = swapped(add)
+    __sub__ = subtract
+    __rsub__ = swapped(subtract)
+    __mul__ = multiply
+    __rmul__ = swapped(multiply)
+    __truediv__ = divide
+    __rtruediv__ = swapped(divide)
+    __pow__ = power
+    __rpow__ = swapped(power)
+    __neg__ = negative
+
+
+for _name, _method in vars(Operators).items():
+    if callable(_method):
+        setattr(Tensor, _name, _method)

@@ -229,22 +229,6 @@ def in_replica_order(
     return tuple(homes)
 
 
-def stages_by_rank(placement: Placement, num_ranks: int) -> list[list[int]]:
-    """Return the stages of each rank, in ascending order.
-
-    Examples
-    --------
-    >>> stages_by_rank(v_placement(3), num_ranks=3)
-    [[0, 5], [1, 4], [2, 3]]
-    """
-    check_placement(placement, num_ranks)
-    stages: list[list[int]] = [[] for _ in range(num_ranks)]
-    for stage, home in enumerate(placement):
-        for rank in ranks_in(home):
-            stages[rank].append(stage)
-    return stages
-
-
 def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     """Refuse a placement that names anything but a rank for each stage, or the
     different ranks of its replicas.
