@@ -293,9 +293,10 @@ relu.gradients(a=lambda g, result: backend.masked_like(g, result))
 # -- the operators of Tensor -----------------------------------------------------------
 
 
-def swapped(
-    operation: Callable[[Operand, Operand], Tensor],
-) -> Callable[[Tensor, Operand], Tensor]:
+_Operator = Callable[[Operand, Operand], Tensor]
+
+
+def swapped(operation: _Operator) -> _Operator:
     """Return an operation of two operands with these exchanged."""
     return lambda self, other: operation(other, self)
 
