@@ -6,18 +6,17 @@ The names are data, in ``hints.toml``. It is read when the first error needs it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from traceback import extract_tb
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from minipipe.core.familiar import Familiar as Familiar
-from minipipe.core.familiar import names_of as names_of
-from minipipe.core.familiar import refuse_calls as refuse_calls
 from minipipe.core.familiar import with_hints as with_hints
 from minipipe.errors import ArgumentError
 
@@ -433,3 +432,40 @@ def _check_taken(owner: str, parameters: list[Parameter], given: Iterable[str]) 
             hint = equivalents("advice").get(name, hint)
             message = f"{owner} takes no {name}=; {hint}"
             raise ArgumentError("name", message) from None
+
+
+def names_of(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a module without a stub: an error with a hint.
+
+    Examples
+    --------
+    >>> names_of("minipipe.data", ["batches"])("DataLoader")
+    Traceback (most recent call last):
+        ...
+    AttributeError: minipipe.data has no attribute 'DataLoader'; instead: data.batches(inputs, targets, batch_size, ...
+    """
+    known = list(names)
+
+    def refuse(name: str) -> NoReturn:
+        raise missing(module, name, known)
+
+    return refuse
+
+
+def refuse_calls(module: str, instead: str) -> None:
+    """Let a call of a module, which has the name of another library's function, raise
+    an error with the equivalent.
+
+    Examples
+    --------
+    >>> import minipipe
+    >>> minipipe.compile(None)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: minipipe.compile is a module; instead: Pipeline(model, group, …, compile=True).
+    """
+
+    def refuse(self: ModuleType, *positional: Any, **given: Any) -> NoReturn:
+        raise ArgumentError("name", f"{module} is a module; instead: {instead}.")
+
+    sys.modules[module].__class__ = type("Module", (ModuleType,), {"__call__": refuse})

@@ -120,7 +120,7 @@ def test_a_closure_follows_names_through_packages_and_leaves_out_what_is_importe
         == {"core.errors"}
     )
     # which imports it from minipipe.comm
-    assert "core.comm.process_group" in closure("core.execution.handlers")
+    assert "core.comm.process_group" in closure("tuning.traffic")
 
 
 def test_no_file_and_no_function_is_long():

@@ -61,7 +61,7 @@ WITH_NUMPY = {  # rooms of the half that trains
 ONLY_HERE = {
     "mpi4py": {"core.comm.mpi_process", "cli.info"},
     "threadpoolctl": {"core.comm.host", "cli.info"},
-    "cupy": {"core.autograd.backend"},
+    "cupy": {"autograd.devices"},
     "cupyx": {"core.autograd.backend"},
     "ortools": {"search.exact"},
     "safetensors": {"pipeline.checkpoint.storage"},
@@ -70,13 +70,18 @@ ONLY_HERE = {
 }  # what may be missing is imported in one place
 # A file that opens one above it when it is called: a schedule or a timeline its
 # picture, for a notebook; a group its channels, and the reduction, which is made of
-# messages; the reader of cells the kinds of passes, if a cell is none of the core.
+# messages; a table the kinds of passes, and what they change of the core's; a model
+# the GPU that it is moved to, and a warning of untrained arrays; an error code its
+# earlier names.
 DOORS = {
     ("core.schedules.written", "render.notebook"),
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
     ("core.comm.watch", "comm.job.watching"),
-    ("core.schedules.cells", "passes.kinds"),
+    ("core.values", "passes.kinds"),
+    ("core.errors", "errors"),
+    ("core.nn.module", "nn.untrained"),
+    ("core.autograd.backend", "autograd.devices"),
     ("core.comm.mpi", "comm.persistent"),
     ("core.comm.process_group", "comm.channel"),
 }

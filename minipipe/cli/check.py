@@ -19,7 +19,6 @@ from minipipe.cli.options import (
 )
 from minipipe.cli.output import ExitStatus, answer, as_json, fields, figures
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import copies_held
 from minipipe.core.schedules.action import U
 from minipipe.core.schedules.action_table import ActionTable, describe_sizes
 from minipipe.core.schedules.placement import check_sizes_of
@@ -35,6 +34,7 @@ from minipipe.errors import (
 )
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules import Certificate, drift, simulate, staleness, verify
+from minipipe.schedules.analysis.copies import copies_held
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.timeline import by_rank

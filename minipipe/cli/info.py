@@ -14,9 +14,9 @@ from typing import Any
 from threadpoolctl import threadpool_info
 
 from minipipe._lazy import __version__
+from minipipe.autograd.devices import gpu_description
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.comm.job.host import num_cores
-from minipipe.core.autograd import backend
 from minipipe.errors import counted
 
 # Run in a separate process: a broken MPI, or another one than mpi4py was built for, may
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         "cores": num_cores(),
         "mpi4py": _package_version("mpi4py") or f"not installed: {remedy}",
         "mpi": library,
-        "gpu": backend.gpu_description(),
+        "gpu": gpu_description(),
         "gpu messages": messages,
     }
     table = "\n".join(f"{name:12} {value}" for name, value in facts.items())

@@ -14,18 +14,12 @@ from typing import TYPE_CHECKING, Any
 from minipipe.cli.declaring import NUM_RANKS, Parser, add_flag, file_path
 from minipipe.cli.numbers import add_number, real
 from minipipe.cli.output import help_text
-from minipipe.core.schedules.action_table import (
-    ActionTable,
-    Program,
-    Schedule,
-    T,
-    read_schedule,
-    schedule_of_text,
-)
+from minipipe.core.schedules.action_table import ActionTable, Program, Schedule, T
 from minipipe.core.schedules.placement import check_sizes_of
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.io import parse_integer, read_stream
+from minipipe.schedules.reading import read_schedule, schedule_of_text
 from minipipe.schedules.registry import (
     NUM_MICROBATCHES,
     REGISTRY,

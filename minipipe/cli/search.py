@@ -28,13 +28,13 @@ from minipipe.core.schedules.placement import (
     check_sizes,
     check_sizes_of,
     looped_placement,
-    v_placement,
 )
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import counted, misuse, quoted
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
+from minipipe.schedules.placements import v_placement
 from minipipe.search.finding import usual_evaluations
 from minipipe.search.joint import LAYERS, JointResult, find_joint
 

@@ -9,7 +9,7 @@ import warnings
 from typing import Literal, cast
 
 from minipipe.comm.agreement import compare_arguments
-from minipipe.core.comm.objects import gather
+from minipipe.comm.objects import gather
 from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.specs import COUNT, Spec
 from minipipe.errors import RankError, counted

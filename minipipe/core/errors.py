@@ -45,9 +45,9 @@ class Code(StrEnum):
     Attributes
     ----------
     old : frozenset of str
-        Codes of earlier versions with the same meaning. For one release each is equal
-        to the code, with a ``DeprecationWarning``, except in sets and dictionaries,
-        which look up by hash.
+        Codes of earlier versions with the same meaning, as ``minipipe.errors`` lists
+        them. For one release each is equal to the code, with a ``DeprecationWarning``,
+        except in sets and dictionaries, which look up by hash.
     is_misuse : bool
         In a :class:`ScheduleError`: whether the request is at fault, and not the
         schedule.
@@ -56,91 +56,27 @@ class Code(StrEnum):
     --------
     >>> Code("deadlock").is_misuse, Code("name").is_misuse
     (False, True)
-    >>> Code("early-update"), Code.EARLY_UPDATE is Code.ORDER, sorted(Code.ORDER.old)
-    (<Code.ORDER: 'order'>, True, ['early-sum', 'early-update', 'slice-order'])
-
-    All codes, each with its old ones:
-
-    >>> for code in Code:
-    ...     print(": ".join(filter(None, [code, ", ".join(sorted(code.old))])))
-    value: costs, invalid-cost, no-weight, not-a-partition, parameters, zero-stages
-    type: not-a-schedule, not-a-sequence, not-a-tensor
-    name: unknown, unknown-task
-    shape: not-scalar
-    dtype
-    out-of-range: range
-    wrong-number: several-tensors, unequal-lengths
-    too-few: too-few-layers, too-few-samples
-    missing: no-gradient, no-partner, no-random-key, no-sum, skipped, uninitialised, unpaired
-    unexpected: mixed-backward
-    duplicate: tag-collision
-    unsupported: beside-layers, forward-only, kinds, no-formula, planned, recompute, replicas, slices, updates, version
-    no-graph: backward-twice
-    changed-in-place
-    not-repeatable
-    divided
-    not-copyable
-    frozen
-    not-finite
-    inputs
-    targets
-    parameter
-    forward
-    loss: loss-with-parameters
-    backward
-    disagreement: not-all-ranks, step
-    timeout: time-limit
-    deadlock: overlap-deadlock
-    rendezvous-deadlock
-    rank-lost: peer-left, values
-    not-a-rank: two-threads
-    closed
-    unavailable: no-fault-tolerance, no-gpu, no-launcher, no-mpi4py, wrong-mpi
-    not-found: no-script, no-source, not-written, wrong-directory
-    unreadable: file, not-a-file, not-text
-    unwritable: not-empty
-    too-large
-    damaged: header, markers
-    mismatch: certificate
-    syntax: empty
-    placement: mixed-cut, other-replica, wrong-rank
-    order: early-sum, early-update, slice-order
-    overlap
-    memory
-    staleness: versions
     """
 
     old: frozenset[str]
 
     # Arguments.
-    VALUE = (
-        "value",
-        "costs invalid-cost no-weight not-a-partition parameters zero-stages",
-    )
-    TYPE = "type", "not-a-schedule not-a-sequence not-a-tensor"
+    VALUE = "value"
+    TYPE = "type"
     # one that does not exist, often from another library
-    NAME = "name", "unknown unknown-task"
-    SHAPE = "shape", "not-scalar"
+    NAME = "name"
+    SHAPE = "shape"
     DTYPE = "dtype"
-    OUT_OF_RANGE = "out-of-range", "range"  # an index or a number that does not exist
-    WRONG_NUMBER = "wrong-number", "several-tensors unequal-lengths"
-    TOO_FEW = "too-few", "too-few-layers too-few-samples"
+    OUT_OF_RANGE = "out-of-range"  # an index or a number that does not exist
+    WRONG_NUMBER = "wrong-number"
+    TOO_FEW = "too-few"
     # something that belongs there: an action, a parameter or its values, a gradient
-    MISSING = (
-        "missing",
-        "no-gradient no-partner no-random-key no-sum skipped uninitialised unpaired",
-    )
-    UNEXPECTED = "unexpected", "mixed-backward"  # something that does not belong there
-    DUPLICATE = "duplicate", "tag-collision"
-    UNSUPPORTED = (  # legal, but not there, or not together with the rest
-        "unsupported",
-        (
-            "beside-layers forward-only kinds no-formula planned recompute replicas "
-            "slices updates version"
-        ),
-    )
+    MISSING = "missing"
+    UNEXPECTED = "unexpected"  # something that does not belong there
+    DUPLICATE = "duplicate"
+    UNSUPPORTED = "unsupported"
     # Tensors and models.
-    NO_GRAPH = "no-graph", "backward-twice"
+    NO_GRAPH = "no-graph"
     CHANGED_IN_PLACE = "changed-in-place"
     NOT_REPEATABLE = "not-repeatable"  # computed again, a module gave other values
     DIVIDED = "divided"  # among ranks, although a whole was expected; or the reverse
@@ -153,49 +89,39 @@ class Code(StrEnum):
     TARGETS = "targets"
     PARAMETER = "parameter"  # before the step
     FORWARD = "forward"
-    LOSS = "loss", "loss-with-parameters"  # also a loss that no pipeline can compute
+    LOSS = "loss"  # also a loss that no pipeline can compute
     BACKWARD = "backward"
     # Ranks and messages.
-    DISAGREEMENT = "disagreement", "not-all-ranks step"  # ranks run different programs
-    TIMEOUT = "timeout", "time-limit"
-    DEADLOCK = "deadlock", "overlap-deadlock"
+    DISAGREEMENT = "disagreement"  # ranks run different programs
+    TIMEOUT = "timeout"
+    DEADLOCK = "deadlock"
     # only if sends block until they are received
     RENDEZVOUS_DEADLOCK = "rendezvous-deadlock"
-    RANK_LOST = "rank-lost", "peer-left values"
+    RANK_LOST = "rank-lost"
     # a child of a rank, or a second thread of it
-    NOT_A_RANK = "not-a-rank", "two-threads"
+    NOT_A_RANK = "not-a-rank"
     CLOSED = "closed"
-    UNAVAILABLE = (
-        "unavailable",
-        "no-fault-tolerance no-gpu no-launcher no-mpi4py wrong-mpi",
-    )
+    UNAVAILABLE = "unavailable"
     # Files.
-    NOT_FOUND = "not-found", "no-script no-source not-written wrong-directory"
-    UNREADABLE = "unreadable", "file not-a-file not-text"
-    UNWRITABLE = "unwritable", "not-empty"
+    NOT_FOUND = "not-found"
+    UNREADABLE = "unreadable"
+    UNWRITABLE = "unwritable"
     TOO_LARGE = "too-large"  # beyond a limit of minipipe/io.py
     # not the contents that were written there, or not all of them
-    DAMAGED = "damaged", "header markers"
+    DAMAGED = "damaged"
     # of another model, optimiser or seed; claims that do not hold
-    MISMATCH = "mismatch", "certificate"
+    MISMATCH = "mismatch"
     # Schedules.
-    SYNTAX = "syntax", "empty"
-    PLACEMENT = "placement", "mixed-cut other-replica wrong-rank"
-    ORDER = "order", "early-sum early-update slice-order"
+    SYNTAX = "syntax"
+    PLACEMENT = "placement"
+    ORDER = "order"
     OVERLAP = "overlap"
     MEMORY = "memory"
-    STALENESS = "staleness", "versions"
-
-    def __new__(cls, value: str, old: str = "") -> Code:
-        """Make a code from its text and its old codes, separated by blanks."""
-        code = str.__new__(cls, value)
-        code._value_ = value
-        code.old = frozenset(old.split())
-        return code
+    STALENESS = "staleness"
 
     @classmethod
     def _missing_(cls, value: object) -> Code | None:
-        return next((code for code in cls if value in code.old), None)
+        return next((code for code in cls if value in _old_names(code)), None)
 
     def __eq__(self, other: object) -> bool:
         return self._equals(other)
@@ -206,7 +132,7 @@ class Code(StrEnum):
     def _equals(self, other: object) -> bool:
         if other is self or str.__eq__(self, other) is True:
             return True
-        if isinstance(other, Code) or other not in self.old:
+        if isinstance(other, Code) or other not in _old_names(self):
             return False
         message = (
             f"The error code {str(other)!r} is now {self.value!r}; the next release "
@@ -223,23 +149,12 @@ class Code(StrEnum):
         return self in (Code.VALUE, Code.NAME, Code.UNREADABLE, Code.TOO_LARGE)
 
 
-for _code in Code:
-    for _old in _code.old:
-        setattr(Code, _old.replace("-", "_").upper(), _code)
-
-
-def __getattr__(name: str) -> type[Code]:
-    """Return :class:`Code` for the enum that a class of errors had, such as
-    ``ScheduleCode``.
-    """
-    if f"{name.removesuffix('Code')}Error" not in __all__:
-        raise AttributeError(f"module 'minipipe.errors' has no attribute {name!r}")
-    warn(
-        f"minipipe.errors.{name} is now minipipe.errors.Code.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return Code
+def _old_names(code: Code) -> frozenset[str]:
+    try:
+        import minipipe.errors  # noqa: F401 -- sets them
+    except ImportError:  # the core alone has none
+        return frozenset()
+    return code.old
 
 
 class MinipipeError(Exception):

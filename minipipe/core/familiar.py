@@ -6,14 +6,11 @@ knows none of them: it asks an adviser, if one is installed, when something has 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import update_wrapper
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
-
-from minipipe.core.errors import ArgumentError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -151,40 +148,3 @@ def check_arguments(
 ) -> None:
     """Refuse arguments, ``self`` among them, that a function does not take."""
     advised("check_arguments", owner, function, positional, given)
-
-
-def names_of(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Return the ``__getattr__`` of a module without a stub: an error with a hint.
-
-    Examples
-    --------
-    >>> names_of("minipipe.data", ["batches"])("DataLoader")
-    Traceback (most recent call last):
-        ...
-    AttributeError: minipipe.data has no attribute 'DataLoader'; instead: data.batches(inputs, targets, batch_size, ...
-    """
-    known = list(names)
-
-    def refuse(name: str) -> NoReturn:
-        raise missing(module, name, known)
-
-    return refuse
-
-
-def refuse_calls(module: str, instead: str) -> None:
-    """Let a call of a module, which has the name of another library's function, raise
-    an error with the equivalent.
-
-    Examples
-    --------
-    >>> import minipipe
-    >>> minipipe.compile(None)
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ArgumentError: minipipe.compile is a module; instead: Pipeline(model, group, …, compile=True).
-    """
-
-    def refuse(self: ModuleType, *positional: Any, **given: Any) -> NoReturn:
-        raise ArgumentError("name", f"{module} is a module; instead: {instead}.")
-
-    sys.modules[module].__class__ = type("Module", (ModuleType,), {"__call__": refuse})

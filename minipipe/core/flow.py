@@ -10,7 +10,7 @@ once, and looked up by the code.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,6 +18,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from minipipe.core.errors import misuse
 from minipipe.core.values import (
     KINDS,
     NOUNS,
@@ -27,6 +28,7 @@ from minipipe.core.values import (
     Sites,
     Uses,
     Value,
+    added_by_passes,
     stages_near,
 )
 
@@ -112,6 +114,9 @@ class Flow:
     """
 
     def __init__(self, table: Any) -> None:
+        if not added_by_passes() and (table.num_slices > 1 or table.has_replicas):
+            message = f"{table.title} has slices or replicas; the core alone declares "
+            raise misuse(f"{message}neither: minipipe.passes does.")
         self.table = table
         self.num_stages = table.num_stages
         self.num_slices = table.num_slices
@@ -189,11 +194,6 @@ class Flow:
                 begin = max(begin, end)
             taken[-1] = every
         return self._taken[key]
-
-    def index(self, site: Site, kind: str) -> int:
-        """Return how many instructions of a kind and stage stand earlier in the row."""
-        positions = self.sites(site.rank, kind, site.stage).positions
-        return bisect_left(positions, site.position)
 
     def sites(self, rank: int, kind: str, stage: int) -> Sites:
         """Return the instructions of a kind and stage in a row, if any kind varies."""

@@ -25,7 +25,7 @@ from minipipe.core.balance import is_balanced
 from minipipe.core.flow import Flow
 from minipipe.core.lifetimes import gone, uncovered
 from minipipe.core.nouns import (
-    HOME,
+    CHECKS,
     NEEDLESS,
     NOUNS,
     ONCE,
@@ -38,7 +38,7 @@ from minipipe.core.nouns import (
     plainly,
 )
 from minipipe.core.order import order
-from minipipe.core.values import KINDS, Meeting, Site, Uses, cut_of
+from minipipe.core.values import KINDS, Meeting, Site
 
 MOST_REMARKS = 1000
 """The most remarks of one kind: if one instruction is missing, thousands often are."""
@@ -69,7 +69,8 @@ def _instructions(flow: Flow) -> Iterator[tuple[int, int, Any]]:
             yield rank, position, action
 
 
-def _of_stages(flow: Flow) -> Iterator[tuple[int, int, Any]]:
+def of_stages(flow: Flow) -> Iterator[tuple[int, int, Any]]:
+    """Yield rank, position and action of all instructions that belong to a stage."""
     for rank, position, action in _instructions(flow):
         if action[1] not in flow.rank_kinds:
             yield rank, position, action
@@ -243,7 +244,7 @@ class _Stages:
 
     def unexpected(self) -> Iterator[Remark]:
         m = self.flow.table.num_microbatches
-        for rank, position, (stage, kind, k) in _of_stages(self.flow):
+        for rank, position, (stage, kind, k) in of_stages(self.flow):
             _, reasons = self.pair(stage, self.kinds[stage * m + k])
             if kind in reasons:
                 fault = Fault(reasons[kind], self.flow, rank, position)
@@ -327,9 +328,8 @@ def _unused(
 def _told(flow: Flow) -> Iterator[Remark]:
     """Yield what is said of the faults of a table with all regular instructions."""
     table = flow.table
-    if table.has_replicas:
-        yield from _other_replicas(flow)
-        yield from _mixed_cuts(flow)
+    for check in CHECKS:
+        yield from check(flow)
     if table.overlaps:
         yield from _overlaps(flow)
     if flow.kinds <= set(REGULAR) and not flow.varied:
@@ -352,34 +352,6 @@ def _teller(fault: Fault) -> Tell:
     if fault.value is None:
         return NEEDLESS.get(fault.action[1], needless)
     return NOUNS[fault.value.name].tells.get(fault.reason, plainly)
-
-
-def _other_replicas(flow: Flow) -> Iterator[Remark]:
-    """Yield the instructions away from the others of their microbatch."""
-    for rank, position, (stage, _, k) in _of_stages(flow):
-        home = flow.table.rank_of(stage, k)
-        if home != rank:
-            fault = Fault("elsewhere", flow, rank, position)
-            sentence = f"is on another replica than its forward; {fault.cell(HOME)} is "
-            yield fault.remark(2, "placement", f"{sentence}on rank {home}.")
-
-
-def _mixed_cuts(flow: Flow) -> Iterator[Remark]:
-    """Yield what stays on a rank at a stage boundary at which others change ranks."""
-    rank_of = flow.table.rank_of
-    crosses = flow.table.crosses_ranks
-    cuts: list[set[int]] = []
-    for stage in range(flow.num_stages):
-        uses = KINDS[HOME].uses(Site(flow, 0, 0, stage, 0)) or Uses()
-        cuts.append({cut_of(value) for value in uses.takes if crosses(cut_of(value))})
-    for rank, position, (stage, kind, k) in _instructions(flow):
-        for cut in cuts[stage] if kind == HOME else ():
-            if rank_of(cut, k) == rank:
-                fault = Fault("elsewhere", flow, rank, position)
-                sentence = f"stays on the rank of stage {cut}; other microbatches "
-                sentence += "change ranks there. At a stage boundary either all "
-                sentence += "microbatches change ranks, or none."
-                yield fault.remark(3, "placement", sentence)
 
 
 def _overlaps(flow: Flow) -> Iterator[Remark]:

@@ -85,39 +85,6 @@ def _is_list_of_arrays(given: Any) -> bool:
     )
 
 
-def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
-    """Return the items for the tensors of a pytree, in the order of the pytree.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``, for another structure.
-
-    Examples
-    --------
-    >>> leaves_like(
-    ...     {"a": Tensor([1.0]), "b": Tensor([2.0])}, {"b": [20.0], "a": [10.0]}
-    ... )
-    [[10.0], [20.0]]
-    """
-    expected = _form_of(bundle)
-    found = _form_of(given)
-    if expected is None:
-        return [given]
-    if isinstance(bundle, dict):
-        if isinstance(given, dict) and given.keys() == bundle.keys():
-            pairs: Any = [(part, given[name]) for name, part in bundle.items()]
-            return [leaf for pair in pairs for leaf in leaves_like(*pair)]
-    elif expected == found:
-        return [leaf for pair in zip(bundle, given) for leaf in leaves_like(*pair)]
-    shown = f"a {type(given).__name__} of {found}" if found else "one array"
-    raise TensorError(
-        "shape",
-        f"The model returns a {type(bundle).__name__} of {expected}; the matching "
-        f"argument is {shown}.",
-    )
-
-
 def rebuilt(form: Any, items: list[Any]) -> Any:
     """Return items in the structure of a pytree.
 
@@ -152,10 +119,3 @@ def as_tensors(given: Any) -> Any:
 
 def _is_row(value: Any) -> bool:
     return type(value) in (tuple, list)
-
-
-def _form_of(value: Any) -> Any:
-    """Return the names of a dict, the length of a row, None for anything else."""
-    if isinstance(value, dict):
-        return list(value)
-    return len(value) if _is_row(value) else None

@@ -7,7 +7,7 @@ expected values, what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf, isfinite
 from numbers import Integral, Number, Real
 from typing import Any, NamedTuple
@@ -254,36 +254,6 @@ SCHEDULE_AMOUNT = Spec(float, above=0, maximum=inf, error=ScheduleError.of)
 """Numbers of a schedule: the error lists problems, as an error of the verifier does."""
 
 TEXT_WIDTH = Spec(int, minimum=40, expected="at least 40 columns")
-
-
-def state_of(owner: str, state: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
-    """Return the members of a state, each as declared; refuse any other state.
-
-    Parameters
-    ----------
-    owner : str
-        The class that takes the state.
-    state : Any
-        The result of a method ``state_dict``, or anything else.
-    specs : mapping of str to Spec
-
-    Examples
-    --------
-    >>> state_of("LossScale", {"value": 2}, {"value": Spec(float, above=0)})
-    {'value': 2.0}
-    >>> state_of("LossScale", {}, {"value": Spec(float, above=0)})
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: LossScale: the state is {}; expected the result...
-    """
-    if not isinstance(state, Mapping) or state.keys() != specs.keys():
-        raise ArgumentError(
-            f"{owner}: the state is {quoted(state, 80)}; expected the result of "
-            f"state_dict(), with {' and '.join(specs)}."
-        )
-    return {
-        name: spec.check(f"{owner}: {name}", state[name])
-        for name, spec in specs.items()
-    }
 
 
 def divisor(

@@ -1,5 +1,5 @@
-"""The tensor: an array that knows how it was computed. Arithmetic is attached by
-``functional/operators.py``.
+"""The tensor: an array that knows how it was computed. Its operators are attached by
+``core/functional/elementwise.py``, and its methods by ``functional/operators.py``.
 
 File 10 of 13 on the first path through the code (README.md):
 after ``core/autograd/graph.py``, before ``core/autograd/walk.py``. Begin with ``op``, at the end.

@@ -24,12 +24,13 @@ that derive this knows a kind by its name.
 A declaration is a function of a :class:`Site`, so it can depend on the table: the
 last stage gives no activation, a frozen stage has no gradient of weights.
 
-Programs add kinds of their own (`schedules/declaring.py`).
+Passes add kinds of their own (`passes/kinds.py`), and so do programs
+(`schedules/declaring.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -259,8 +260,8 @@ class Kind(NamedTuple):
 
     Examples
     --------
-    >>> KINDS["O"].words, KINDS["O"].lane, KINDS["O"].time
-    ('offload of the activations', 'copy out', 'copy')
+    >>> KINDS["W"].words, KINDS["W"].lane, KINDS["W"].time
+    ('backward of the weights', 'compute', 'W')
     """
 
     name: str
@@ -279,61 +280,6 @@ class Kind(NamedTuple):
     cases: Callable[[Sites], Iterable[object]] = _places
 
 
-# -- the state of a pair of stage and microbatch ---------------------------------------
-
-
-def _state_of(site: Site) -> Value:
-    """Return what a pair has for its backward, unless that recomputes it."""
-    return site.value("back" if site.has("L") else "graph")
-
-
-def _offload(site: Site) -> Uses | None:
-    if not site.goes_back:
-        return None
-    return Uses((site.value("graph"),), (site.value("away"),))
-
-
-def _load(site: Site) -> Uses | None:
-    if not site.goes_back:
-        return None
-    gives = [site.value("back")]
-    if site.setting.num_slices > 1:
-        gives.append(site.value("kv back"))
-    return Uses((site.value("away"),), tuple(gives))
-
-
-def _recompute(site: Site) -> Uses | None:
-    if not site.goes_back:
-        return None
-    reads = _keys_and_values(site)
-    return Uses((_state_of(site),), (site.value("rebuilt"),), reads)
-
-
-def _keys_and_values(site: Site, of_all: bool = False) -> tuple[Value, ...]:
-    """Return the keys and values of earlier slices of the sequence.
-
-    Those of a slice that is offloaded earlier in the row exist again after its L. If
-    nothing is offloaded, those of the first slice and of the one before stand for all:
-    each slice in between needs the one before it.
-    """
-    setting = site.setting
-    stage = site.stage
-    k = site.microbatch
-    first = k - k % setting.num_slices
-    others = range(first, k)
-    if "O" not in setting.kinds and not of_all:
-        others = others[:: max(1, len(others) - 1)]
-    forwards = setting.positions.get(("F", stage), {})
-    offloads = setting.positions.get(("O", stage), {})
-    reads = []
-    for other in others:
-        at = forwards.get(other, -1)
-        offloaded_at = offloads.get(other, site.position)
-        name = "kv back" if at < offloaded_at < site.position else "kv"
-        reads.append(Value(name, stage, other))
-    return tuple(reads)
-
-
 # -- computations ----------------------------------------------------------------------
 
 
@@ -342,23 +288,14 @@ def _forward(site: Site) -> Uses:
     stage = site.stage
     takes = (site.value("x"),) if stage > 0 else ()
     if stage == setting.num_stages - 1:
-        gives = [site.value("result")]
+        result = site.value("result")
     elif setting.message_cuts[stage]:
-        gives = [site.value("out")]
+        result = site.value("out")
     else:
-        gives = [site.value("x", stage + 1)]
-    is_last_slice = (site.microbatch + 1) % setting.num_slices == 0
-    ends = is_last_slice and not site.goes_back
-    keys_values = _keys_and_values(site, of_all=ends)
+        result = site.value("x", stage + 1)
     if site.goes_back:
-        gives.append(site.value("graph"))
-    if setting.num_slices > 1 and (site.goes_back or not is_last_slice):
-        gives.append(site.value("kv"))
-    if site.goes_back:
-        return Uses(takes, tuple(gives), keys_values)
-    if is_last_slice:  # nothing needs them any more
-        return Uses((*takes, *keys_values), tuple(gives), temporary="graph")
-    return Uses(takes, tuple(gives), keys_values, "graph")
+        return Uses(takes, (result, site.value("graph")))
+    return Uses(takes, (result,), temporary="graph")
 
 
 def _backward(site: Site) -> Uses | None:
@@ -381,9 +318,7 @@ def _gradients(site: Site) -> Uses:
     """Return the uses that B and I have in common."""
     setting = site.setting
     stage = site.stage
-    k = site.microbatch
-    is_rebuilt = site.has("R")
-    takes = [site.value("rebuilt") if is_rebuilt else _state_of(site)]
+    takes = [site.value("graph")]
     gives = []
     if stage < setting.num_stages - 1:
         takes.append(site.value("g"))
@@ -392,13 +327,7 @@ def _gradients(site: Site) -> Uses:
             gives.append(site.value("grad out"))
         else:
             gives.append(site.value("g", stage - 1))
-    index = k % setting.num_slices
-    if index < setting.num_slices - 1:
-        takes.append(site.value("dkv"))
-    if index > 0:
-        gives.append(Value("dkv", stage, k - 1))
-    temporary = "" if is_rebuilt else "rebuilt part"
-    return Uses(tuple(takes), tuple(gives), _keys_and_values(site), temporary)
+    return Uses(tuple(takes), tuple(gives), temporary="rebuilt part")
 
 
 def _backward_weight(site: Site) -> Uses | None:
@@ -451,49 +380,34 @@ def _message(
     )
 
 
-# -- gradients of weights --------------------------------------------------------------
-
-
-def _reduce_gradient(site: Site) -> Uses | None:
-    """Declare a sum over replicas. With one replica, the gradients stay as they are."""
-    gradients = _taken(site, "REDUCE_GRAD", "dw", GRADIENTS)
-    if site.is_frozen or not gradients:
-        return None
-    gives = (site.value("sum"),)
-    if site.setting.num_replicas(site.stage) > 1:
-        return Uses(gradients, gives)
-    return Uses((), gives, gradients)
+# -- updates ---------------------------------------------------------------------------
 
 
 def _update(site: Site) -> Uses | None:
-    gradients = _taken(site, "U", "dw", GRADIENTS)
+    gradients = taken(site, "U", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None
-    gives = (site.value("weights"),)
-    if site.setting.num_replicas(site.stage) == 1:
-        return Uses(gradients, gives)
-    sums = _taken(site, "U", "sum", ("REDUCE_GRAD",))
-    own = site.value("sum")
-    return Uses(sums if own in sums else (*sums, own), gives)
+    return Uses(gradients, (site.value("weights"),))
 
 
-def _taken(
+def taken(
     site: Site, kind: str, name: str, given_by: tuple[str, ...]
 ) -> tuple[Value, ...]:
-    taken = site.setting.taken(site.rank, kind, site.stage, given_by)
-    numbers = taken.get(site.position)
+    """Return the values of a row that an instruction of a stage takes: see
+    `Flow.taken`.
+    """
+    of_row = site.setting.taken(site.rank, kind, site.stage, given_by)
+    numbers = of_row.get(site.position)
     if numbers is None:  # an instruction that the row lacks could take any of them
-        numbers = [k for k in taken[-1] if k <= site.microbatch]
+        numbers = [k for k in of_row[-1] if k <= site.microbatch]
     return tuple(Value(name, site.stage, number) for number in numbers)
 
 
-# -- meetings --------------------------------------------------------------------------
-
-
-def _replicas(site: Site) -> Meeting:
-    """The first sums of all replicas of a stage meet, the second ones, and so on."""
-    number = site.setting.index(site, "REDUCE_GRAD")
-    return Meeting(("sum", site.stage, number), site.setting.num_replicas(site.stage))
+def gradients_of(sites: Sites, given_by: tuple[str, ...] = GRADIENTS) -> list[object]:
+    """Return how far behind its own the microbatches are that each instruction takes."""
+    of_row = sites.setting.taken(sites.rank, sites.kind, sites.stage, given_by)
+    pairs = zip(sites.microbatches, of_row.values())
+    return [tuple([k - other for other in numbers]) for k, numbers in pairs]
 
 
 # -- the kinds -------------------------------------------------------------------------
@@ -503,65 +417,49 @@ def _always(setting: Flow) -> bool:
     return True
 
 
-def _has_slices(setting: Flow) -> bool:
-    return setting.num_slices > 1
-
-
-def _has_states(setting: Flow) -> bool:
-    return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
-
-
-def _states_of(sites: Sites) -> Iterable[object]:
-    """Return the slice, and what R, O and L do with the states that it needs."""
-    setting = sites.setting
-    ks = sites.microbatches
-    n = setting.num_slices
-    kinds = setting.kinds
-    if kinds.isdisjoint(("R", "O", "L")):
-        return [k % n for k in ks]
-    again, loaded, away = (
-        setting.positions.get((kind, sites.stage), {}) for kind in ("R", "L", "O")
-    )
-    states = [(k % n, k in again, k in loaded) for k in ks]
-    if n == 1 or "O" not in kinds:
-        return states
-    earlier = []
-    for position, k in sites.places:
-        before = range(1, k % n + 1)
-        earlier.append(tuple([away.get(k - i, position) < position for i in before]))
-    return zip(states, earlier)
-
-
-def _gradients_of(sites: Sites) -> Iterator[object]:
-    """Yield how far behind its own the microbatches are whose gradients it takes."""
-    setting, rank, kind, stage, _, ks = sites
-    gradients = setting.taken(rank, kind, stage, GRADIENTS).values()
-    sums = setting.taken(rank, kind, stage, ("REDUCE_GRAD",)).values()
-    for k, taken, summed in zip(ks, gradients, sums):
-        yield tuple([k - n for n in taken]), tuple([k - n for n in summed])
-
-
-_computation = partial(Kind, is_of_slice=True, cases=_states_of)
-_again = partial(_computation, varies=_always)
+_computation = partial(Kind, is_of_slice=True)
 _backward_kind = partial(_computation, is_backward=True)
-_whole_or_input = partial(_backward_kind, is_second=True, varies=_has_states)
-_summary = partial(Kind, sums_up=True, varies=_always, cases=_gradients_of)
-_sum = partial(_summary, lane="", time="sum", meets=_replicas)
-_copy = partial(Kind, time="copy", varies=_always, cases=_states_of)
+_whole_or_input = partial(_backward_kind, is_second=True)
 _KINDS = (
-    _computation("F", _forward, "forward", time="F", varies=_has_slices),
+    _computation("F", _forward, "forward", time="F"),
     _whole_or_input("B", _backward, "backward", time="B"),
     _whole_or_input("I", _backward_input, "backward of the inputs", time="I"),
     _backward_kind("W", _backward_weight, "backward of the weights", time="W"),
     *_message("F", "x", "out", "sent", step=1),
     *_message("B", "g", "grad out", "grad sent", step=-1),
-    _sum("REDUCE_GRAD", _reduce_gradient, "all-reduce of the gradients"),
-    _summary("U", _update, "update of the weights", time="U"),
-    _again("R", _recompute, "recomputation of the forward", time="R"),
-    _copy("O", _offload, "offload of the activations", lane="copy out"),
-    _copy("L", _load, "load of the offloaded activations", lane="copy in"),
+    Kind(
+        "U",
+        _update,
+        "update of the weights",
+        time="U",
+        sums_up=True,
+        varies=_always,
+        cases=gradients_of,
+    ),
 )
-KINDS = {kind.name: kind for kind in _KINDS}
+
+
+class _Kinds(dict[str, Kind]):
+    def __missing__(self, name: str) -> Kind:
+        added_by_passes()  # declares kinds
+        return dict(self)[name]
+
+
+def added_by_passes() -> Mapping[str, Kind]:
+    """Load the kinds and values that passes declare, which may also change those of the
+    core; return the kinds that frame a step. There are none if there is only the core.
+    """
+    # on demand: an executor asks for none, and the other file imports this one
+    from minipipe.core.familiar import optional
+
+    with optional():
+        from minipipe.passes.kinds import ADDED
+
+        return ADDED
+    return {}
+
+
+KINDS = _Kinds({kind.name: kind for kind in _KINDS})
 """The kinds of instruction by name."""
 
 

@@ -2,7 +2,7 @@
 the weights of its forward.
 
 The handlers of a run with updates. Positions alone determine which gradients it applies
-(``core/memory.py``): each U has a separate sum, to which each of its microbatches
+(``schedules/analysis/copies.py``): each U has a separate sum, to which each of its microbatches
 adds::
 
     row              0F0  0F1  0B0    0U0        0F2  0B1       0U1
@@ -28,14 +28,14 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from minipipe.comm import ProcessGroup, Request
+from minipipe.comm.objects import pack
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.comm.message import finish
-from minipipe.core.comm.objects import pack
 from minipipe.core.execution.executor import Executor, Handlers
 from minipipe.core.execution.stage import Stage
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import applied, lifetimes, pairs_of
+from minipipe.core.memory import pairs_of
 from minipipe.core.schedules.action import REDUCE_GRAD, Action, B, F, I, R, U, W
 from minipipe.core.schedules.action_table import Program
 from minipipe.core.values import Handler
@@ -43,6 +43,8 @@ from minipipe.execution.sums import leaves_of
 from minipipe.optim import Optimiser
 from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.parallel.reduction import Channel, Exchange, opened
+from minipipe.schedules.analysis.copies import applied
+from minipipe.schedules.analysis.held import lifetimes
 from minipipe.schedules.analysis.replicas import gradient_sums
 
 _COMPUTING = (F, B, I, W, R)

@@ -26,11 +26,12 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.core.autograd.modes import next_key
-from minipipe.core.functional.elementwise import check_probability, dropped
-from minipipe.core.functional.operands import data_of, one_real, real_operands
+from minipipe.core.functional.operands import data_of, one_real
 from minipipe.core.specs import Spec
 from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError, shape_error
+from minipipe.functional.dropping import check_probability, dropped
+from minipipe.functional.precision import real_operands
 
 _BASE = Spec(
     float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"

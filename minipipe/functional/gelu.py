@@ -1,4 +1,6 @@
-"""The Gaussian error linear unit, and the error function, which NumPy does not have."""
+"""The sigmoid, Gaussian and sigmoid-weighted linear units, and the error function, which
+NumPy does not have.
+"""
 
 from __future__ import annotations
 
@@ -209,3 +211,55 @@ def _gelu_with_tanh(x: Array) -> Arrays:
     twice *= half
     slope *= twice
     return x * twice, slope
+
+
+@op(takes=one_real)
+def sigmoid(a: Array) -> Array:
+    """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small
+    results are exact.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
+    Tensor([0. , 0.5])
+    """
+    return sigmoid_of_array(a)
+
+
+sigmoid.gradients(a=lambda g, result: g * (result * (1 - result)))
+
+
+def sigmoid_of_array(x: Array) -> Array:
+    """Return the sigmoid of an array, element by element."""
+    xp = array_module(x)
+    if backend.is_half(x.dtype):
+        return backend.as_array(
+            sigmoid_of_array(backend.as_array(x, xp.float32)), x.dtype
+        )
+    zero, one = backend.scalars(x, 0, 1)
+    small = xp.exp(-xp.abs(x))
+    # np.where takes five times as long
+    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))
+    return one_or_small / (one + small)
+
+
+@op(takes=one_real, saves="gate")
+def silu(a: Array) -> Arrays:
+    """Return a times the sigmoid of a, also called swish.
+
+    References
+    ----------
+    Elfwing, Uchibe, Doya 2018, "Sigmoid-weighted linear units", equation 1.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.silu(Tensor([0.0, 100.0]))
+    Tensor([  0., 100.])
+    """
+    gate = sigmoid_of_array(a)
+    return a * gate, gate
+
+
+silu.gradients(a=lambda g, result, gate: g * (gate + result * (1 - gate)))

@@ -13,10 +13,10 @@ from typing import Any
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
-from minipipe.core.functional.operands import real_operands
 from minipipe.core.specs import divisor
 from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError, counted, shape_error
+from minipipe.functional.precision import real_operands
 from minipipe.hints import with_hints
 
 

@@ -1,5 +1,6 @@
-"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, whose own file
-defines no operations.
+"""Attaches comparisons, methods, NumPy's protocols and hints to Tensor, whose own file
+defines no operations. The core attaches ``+ - * / **``
+(``core/functional/elementwise.py``).
 
 Type checkers see :class:`TensorMethods` as a base of Tensor, so each method is listed
 once. It cannot be a real base: the operations make tensors, and imports point one way.
@@ -25,14 +26,9 @@ from minipipe.core.functional import elementwise, operands, reduction
 from minipipe.core.tensor import Operand, Tensor
 from minipipe.core.tensor import op as op
 from minipipe.errors import ArgumentError, TensorError, shape_error
-from minipipe.functional import contraction, shape
+from minipipe.functional import contraction, shape, statistics
+from minipipe.functional.gelu import sigmoid as logistic
 from minipipe.hints import Familiar, instead_of, with_hints
-
-
-def _swapped(
-    operation: Callable[[Operand, Operand], Tensor],
-) -> Callable[[Tensor, Operand], Tensor]:
-    return lambda self, other: operation(other, self)
 
 
 def _comparison(
@@ -105,7 +101,7 @@ def _restored(
     return tensor
 
 
-class TensorMethods:
+class TensorMethods(elementwise.Operators):
     """The methods of Tensor that are defined outside its own file; ``self`` is a
     Tensor.
     """
@@ -114,19 +110,8 @@ class TensorMethods:
 
     # -- arithmetic --------------------------------------------------------------------
 
-    __add__ = elementwise.add
-    __radd__ = _swapped(elementwise.add)
-    __sub__ = elementwise.subtract
-    __rsub__ = _swapped(elementwise.subtract)
-    __mul__ = elementwise.multiply
-    __rmul__ = _swapped(elementwise.multiply)
-    __truediv__ = elementwise.divide
-    __rtruediv__ = _swapped(elementwise.divide)
-    __pow__ = elementwise.power
-    __rpow__ = _swapped(elementwise.power)
     __matmul__ = contraction.matmul
-    __rmatmul__ = _swapped(contraction.matmul)
-    __neg__ = elementwise.negative
+    __rmatmul__ = elementwise.swapped(contraction.matmul)
     __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)  # type: ignore[assignment]
     __lt__ = _comparison(operator.lt)
     __le__ = _comparison(operator.le)
@@ -140,15 +125,15 @@ class TensorMethods:
     astype = operands.astype
     sum = reduction.total
     mean = reduction.mean
-    var = reduction.variance
-    max = reduction.amax
-    min = reduction.amin
+    var = statistics.variance
+    max = statistics.amax
+    min = statistics.amin
     exp = elementwise.exp
     log = elementwise.log
     sqrt = elementwise.sqrt
     tanh = elementwise.tanh
     relu = elementwise.relu
-    sigmoid = elementwise.sigmoid
+    sigmoid = logistic
     T = property(shape.transpose)
 
     def reshape(self: Any, *lengths: Any) -> Tensor:

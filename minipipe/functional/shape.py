@@ -7,6 +7,8 @@ from itertools import accumulate
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.core.familiar import with_hints
@@ -140,11 +142,39 @@ def _plain(key: Any) -> Any:
     return key
 
 
+_NEVER_REPEAT = {int, slice, type(None), type(...)}
+
+
+def _index_add(target: Array, index: Any, values: Array) -> None:
+    """Add ``values`` to ``target[index]`` in place; if an index repeats, all its values
+    add, halves in float32.
+
+    The arrays of other modules than NumPy are added on the host, in NumPy's order: a
+    GPU adds in another order every time.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    # others take np.add.at, which is slower
+    if _NEVER_REPEAT.issuperset(map(type, parts)):
+        target[index] += values
+    elif isinstance(target, np.ndarray):
+        total = target.astype(np.float32) if backend.is_half(target.dtype) else target
+        np.add.at(total, index, values)
+        if total is not target:
+            target[...] = total
+    else:
+        host = np.array(backend.to_numpy(target))
+        places = tuple(
+            backend.to_numpy(part) if backend.is_array(part) else part for part in parts
+        )
+        np.add.at(host, places, backend.to_numpy(values))
+        target[...] = array_module(target).asarray(host)
+
+
 @backend.one_line
 def _scattered(g: Array, plain: Any, shape: Shape) -> Array:
     """Return zeros of a shape with a gradient added at an index."""
     result = array_module(g).zeros(shape, dtype=g.dtype)
-    backend.index_add(result, plain, g)
+    _index_add(result, plain, g)
     return result
 
 

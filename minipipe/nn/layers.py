@@ -14,13 +14,14 @@ from minipipe.core.nn.basic import Identity as Identity
 from minipipe.core.nn.basic import Linear as Linear
 from minipipe.core.nn.basic import ReLU as ReLU
 from minipipe.core.nn.basic import Tanh as Tanh
-from minipipe.core.nn.initialisers import Initialiser, constant, normal, uniform
+from minipipe.core.nn.initialisers import Initialiser, constant, uniform
 from minipipe.core.nn.module import Module, check_lengths
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.nn.sequential import Sequential
 from minipipe.core.specs import Spec, divisor
 from minipipe.core.tensor import Operand, Tensor, as_tensor
 from minipipe.errors import TensorError, counted, shape_error
+from minipipe.nn.initialisers import normal
 from minipipe.nn.slices import current_slice
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from minipipe import functional
 from minipipe.core.autograd import backend
-from minipipe.core.nn.initialisers import glorot_uniform
 from minipipe.core.nn.module import Module, check_lengths
 from minipipe.core.specs import Spec, divisor
 from minipipe.core.tensor import Operand, Tensor
 from minipipe.errors import ArgumentError, ModelError, counted, shape_error
+from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import (
     GELU,
     Dropout,

@@ -9,9 +9,10 @@ from functools import partial
 from math import cos, pi
 from typing import Any
 
-from minipipe.core.specs import COUNT, INDEX, Spec, state_of
+from minipipe.core.specs import COUNT, INDEX, Spec
 from minipipe.hints import Familiar, with_hints
 from minipipe.optim.optimiser import HYPER_PARAMETERS, Optimiser
+from minipipe.optim.state import state_of
 
 Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""

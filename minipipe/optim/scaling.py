@@ -10,11 +10,12 @@ from math import fsum, inf, isfinite, sqrt
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.nn.parameter import Parameter
-from minipipe.core.specs import COUNT, INDEX, Spec, state_of
+from minipipe.core.specs import COUNT, INDEX, Spec
 from minipipe.core.tensor import Tensor
 from minipipe.errors import ParameterError, RankError
 from minipipe.hints import Familiar, with_hints
 from minipipe.nn.shards import over_parts
+from minipipe.optim.state import state_of
 
 # The norm has the same bits however the parameters are ordered, grouped or divided
 # among ranks: each gradient's sum of squares is computed alone, in float64, and

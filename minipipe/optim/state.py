@@ -1,4 +1,4 @@
-"""The check of an optimiser state, before any of it is loaded."""
+"""The checks of states, before any of them is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minipipe.core.autograd import backend
-from minipipe.errors import counted
+from minipipe.core.specs import Spec
+from minipipe.errors import ArgumentError, counted, quoted
 
 if TYPE_CHECKING:
     from minipipe.optim.optimiser import Optimiser
@@ -91,3 +92,33 @@ def _problem_of_value(
     else:
         return None
     return f"{description}; expected an array of shape {shape} and dtype {dtype}"
+
+
+def state_of(owner: str, state: Any, specs: Mapping[str, Spec]) -> dict[str, Any]:
+    """Return the members of a state, each as declared; refuse any other state.
+
+    Parameters
+    ----------
+    owner : str
+        The class that takes the state.
+    state : Any
+        The result of a method ``state_dict``, or anything else.
+    specs : mapping of str to Spec
+
+    Examples
+    --------
+    >>> state_of("LossScale", {"value": 2}, {"value": Spec(float, above=0)})
+    {'value': 2.0}
+    >>> state_of("LossScale", {}, {"value": Spec(float, above=0)})
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: LossScale: the state is {}; expected the result...
+    """
+    if not isinstance(state, Mapping) or state.keys() != specs.keys():
+        raise ArgumentError(
+            f"{owner}: the state is {quoted(state, 80)}; expected the result of "
+            f"state_dict(), with {' and '.join(specs)}."
+        )
+    return {
+        name: spec.check(f"{owner}: {name}", state[name])
+        for name, spec in specs.items()
+    }

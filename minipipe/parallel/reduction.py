@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from minipipe.comm.objects import pack, unpack
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.comm.message import (
@@ -40,7 +41,6 @@ from minipipe.core.comm.message import (
     finish,
     unpacked,
 )
-from minipipe.core.comm.objects import pack, unpack
 from minipipe.core.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import MessageError
 from minipipe.parallel.pairwise import in_pairs, sum_in_pairs

@@ -1,7 +1,8 @@
 """The instructions that passes add to a schedule.
 
-Most of them frame a step: what a rank does before and after its schedule. They belong
-to a rank, and to no stage and microbatch. A row with all of them::
+`replicas.py` declares REDUCE_GRAD, and `states.py` R, O and L. Most others frame a
+step: what a rank does before and after its schedule. They belong to a rank, and to no
+stage and microbatch. A row with all of them::
 
     HANDSHAKE 0F0 … 0B7 REDUCE_TIED GATHER_INPUT_GRADS GATHER_RESULTS FINITE LOSS NORM …
 
@@ -43,7 +44,13 @@ from minipipe.core.framing import (
     noun_of_rank,
     stays,
 )
-from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Noun, Site, Uses, Value
+from minipipe.core.schedules.action import ActionKind
+from minipipe.core.values import KINDS as KINDS
+from minipipe.core.values import NOUNS, Kind, Meeting, Noun, Site, Uses, Value
+
+# They declare the other kinds, and what slices and replicas change of the core's.
+from minipipe.passes import replicas as replicas
+from minipipe.passes import states as states
 
 # -- values ----------------------------------------------------------------------------
 
@@ -200,9 +207,11 @@ _OF_SHARDS = (
 )
 
 ADDED = {kind.name: kind for kind in (*_KINDS, *_OF_SHARDS)}
-"""All kinds that passes add, by name."""
+"""The kinds that this file declares, by name."""
 
 KINDS.update(ADDED)
+for _name in [*(kind.value for kind in ActionKind), *ADDED]:
+    KINDS[_name] = KINDS.pop(_name)  # the order of legends and messages
 NOUNS.update(_NOUNS)
 OF_GRADIENTS.append(_sums_of_tied)
 OF_RESULTS.append(_gathered_results)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.comm.objects import pack, unpack
 from minipipe.core.comm.message import finish
-from minipipe.core.comm.objects import pack, unpack
 from minipipe.core.comm.process_group import OwnTag
 from minipipe.core.execution.payload import Payload
 from minipipe.data import Share
@@ -465,7 +465,7 @@ def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]
     group : ProcessGroup
     ranks : sequence of int
     found : tree
-        The results, arrays and numbers; see :func:`minipipe.core.comm.objects.pack`.
+        The results, arrays and numbers; see :func:`minipipe.comm.objects.pack`.
     """
     first, *others = ranks
     if group.rank == first:

@@ -12,7 +12,6 @@ from minipipe.comm.agreement import digest
 from minipipe.core.autograd import backend
 from minipipe.core.execution.stage import Stage
 from minipipe.core.nn.module import check_state
-from minipipe.core.nn.untrained import warn_of_untrained
 from minipipe.errors import ArgumentError, RankError
 from minipipe.execution.checks.calls import Calls, check_backward, part_of
 from minipipe.execution.checks.comparison import check_first_values
@@ -20,6 +19,7 @@ from minipipe.execution.checks.description import description
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.plan import Plan
+from minipipe.nn.untrained import warn_of_untrained
 
 if TYPE_CHECKING:
     from minipipe.optim import LossScale

@@ -25,7 +25,7 @@ from minipipe.core.execution.payload import Payload
 from minipipe.core.execution.record import Record
 from minipipe.core.execution.stage import Stage
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import applied, pairs_of
+from minipipe.core.memory import pairs_of
 from minipipe.core.schedules.action import Action, R
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.specs import Spec
@@ -57,6 +57,7 @@ from minipipe.passes.framing import frame
 from minipipe.pipeline.framing import Framing
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.training_call import TrainingCall
+from minipipe.schedules.analysis.copies import applied
 
 _OPTIMISER = Spec(
     Optimiser, expected="an optimiser, such as optim.Adam(pipeline.parameters())"

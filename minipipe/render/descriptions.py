@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from types import MappingProxyType
 
-from minipipe.core.values import KINDS
+from minipipe.passes.kinds import KINDS
 from minipipe.render.panel import Panel
 from minipipe.schedules import Action, ActionKind, Idle, IdleCause, Message, Timeline
 from minipipe.schedules.simulation.timeline import ONE_UNIT

@@ -13,7 +13,7 @@ from colorsys import hsv_to_rgb, rgb_to_hsv
 from types import MappingProxyType
 from typing import NamedTuple
 
-from minipipe.core.values import KINDS
+from minipipe.passes.kinds import KINDS
 from minipipe.render.contrast import channels_of, text_on
 from minipipe.schedules import ActionKind, IdleCause
 

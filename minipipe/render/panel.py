@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.specs import Spec
-from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
+from minipipe.passes.kinds import KINDS
 from minipipe.schedules import (
     Action,
     ActionKind,

@@ -4,17 +4,11 @@ from minipipe.core.schedules.action import Action as Action
 from minipipe.core.schedules.action import ActionKind as ActionKind
 from minipipe.core.schedules.action_table import Program as Program
 from minipipe.core.schedules.action_table import Schedule as Schedule
-from minipipe.core.schedules.action_table import read_schedule as read_schedule
-from minipipe.core.schedules.action_table import schedule_of_text as schedule_of_text
 from minipipe.core.schedules.analysis.lowering import lower as lower
 from minipipe.core.schedules.fill_drain import gpipe as gpipe
-from minipipe.core.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.core.schedules.interleaved import interleaved_1f1b as interleaved_1f1b
-from minipipe.core.schedules.interleaved import interleaved_zb as interleaved_zb
-from minipipe.core.schedules.interleaved import looped_bfs as looped_bfs
 from minipipe.core.schedules.one_f_one_b import one_f_one_b as one_f_one_b
 from minipipe.core.schedules.zero_bubble import zb_h1 as zb_h1
-from minipipe.core.schedules.zero_bubble import zb_h2 as zb_h2
 from minipipe.core.values import Kind as Kind
 from minipipe.core.values import Meeting as Meeting
 from minipipe.core.values import Noun as Noun
@@ -41,6 +35,8 @@ from minipipe.schedules.bidirectional import dualpipe as dualpipe
 from minipipe.schedules.bidirectional import hanayo as hanayo
 from minipipe.schedules.declaring import declare as declare
 from minipipe.schedules.declaring import declared as declared
+from minipipe.schedules.reading import read_schedule as read_schedule
+from minipipe.schedules.reading import schedule_of_text as schedule_of_text
 from minipipe.schedules.registry import REGISTRY as REGISTRY
 from minipipe.schedules.registry import TRADES as TRADES
 from minipipe.schedules.registry import build as build
@@ -74,6 +70,10 @@ from minipipe.schedules.v_shaped import dualpipe_v as dualpipe_v
 from minipipe.schedules.v_shaped import v_half as v_half
 from minipipe.schedules.v_shaped import v_min as v_min
 from minipipe.schedules.v_shaped import zb_v as zb_v
+from minipipe.schedules.variants import eager_1f1b as eager_1f1b
+from minipipe.schedules.variants import interleaved_zb as interleaved_zb
+from minipipe.schedules.variants import looped_bfs as looped_bfs
+from minipipe.schedules.variants import zb_h2 as zb_h2
 from minipipe.search.certificate import Certificate as Certificate
 from minipipe.search.finding import find_schedule as find_schedule
 from minipipe.search.list_scheduling import greedy as greedy

@@ -2,7 +2,7 @@
 weights while others run on.
 
 They differ in the positions of U, and therefore in the version of the weights that each
-microbatch uses. The rows contain nothing else: ``core/memory.py`` derives versions and
+microbatch uses. The rows contain nothing else: ``analysis/copies.py`` derives versions and
 staleness from them.
 """
 

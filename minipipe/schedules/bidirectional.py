@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 from minipipe.core.schedules.action import Action, B, F
 from minipipe.core.schedules.action_table import Schedule
-from minipipe.core.schedules.placement import (
-    check_sizes,
+from minipipe.core.schedules.placement import check_sizes
+from minipipe.errors import misuse
+from minipipe.schedules.placements import (
     check_two_chunks,
     pipelines_placement,
     v_placement,
 )
-from minipipe.errors import misuse
 from minipipe.schedules.v_shaped import dualpipe_v
 
 

@@ -8,13 +8,8 @@ from numbers import Integral
 from minipipe.core.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.core.schedules.action_table import Schedule
 from minipipe.core.schedules.interleaved import microbatch_groups, order_table
-from minipipe.core.schedules.placement import (
-    check_sizes,
-    home_on,
-    looped_placement,
-    one_rank_each,
-    stages_by_rank,
-)
+from minipipe.core.schedules.placement import check_sizes, home_on, looped_placement
+from minipipe.schedules.placements import one_rank_each, stages_by_rank
 
 
 def sequential(

@@ -12,7 +12,7 @@ from itertools import chain, product
 
 from minipipe.core.schedules.action import Action, ActionKind, F, I, W
 from minipipe.core.schedules.action_table import Schedule
-from minipipe.core.schedules.placement import check_two_chunks, v_placement
+from minipipe.schedules.placements import check_two_chunks, v_placement
 
 
 class Row:

@@ -25,10 +25,10 @@ from minipipe.core.flow import Flow, delay_of
 from minipipe.core.memory import Change, Changes
 from minipipe.core.schedules.action import Action, ActionKind, F, I, W
 from minipipe.core.schedules.action_table import Schedule
-from minipipe.core.schedules.placement import stages_by_rank
 from minipipe.schedules.analysis.activations import sizes_of
 from minipipe.schedules.analysis.workload import ROUNDING, Workload, check_memory
 from minipipe.schedules.features import without_overlaps
+from minipipe.schedules.placements import stages_by_rank
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.transforms import repeat
 

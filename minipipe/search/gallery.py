@@ -16,10 +16,11 @@ from importlib.resources import files
 from math import floor, isinf
 from typing import NamedTuple
 
-from minipipe.core.schedules.placement import looped_placement, v_placement
+from minipipe.core.schedules.placement import looped_placement
 from minipipe.errors import FileError
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
+from minipipe.schedules.placements import v_placement
 
 
 class Exhibit(NamedTuple):

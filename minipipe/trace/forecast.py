@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from minipipe.core.schedules.action import I
 from minipipe.core.schedules.action_table import Schedule
-from minipipe.core.schedules.placement import one_rank_each, stages_by_rank
 from minipipe.core.specs import SCHEDULE_NUMBER
 from minipipe.errors import ScheduleError
 from minipipe.schedules.features import check_known
+from minipipe.schedules.placements import one_rank_each, stages_by_rank
 from minipipe.schedules.registry import REGISTRY, TRADES, build
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate

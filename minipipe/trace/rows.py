@@ -23,7 +23,7 @@ from statistics import median
 from typing import NamedTuple
 
 from minipipe.core.schedules.action import Action, ActionKind
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.errors import Code, ScheduleError
 from minipipe.trace.recording import Lane, Range
 
@@ -114,27 +114,27 @@ def _first_of_a_step(actions: Sequence[Action]) -> int:
 def _actions(lane: Lane, rank: int) -> list[Ran]:
     """Return the computations of a rank, with the times of their messages."""
     ran: list[Ran] = []
-    arrivals: dict[Value, float] = {}
-    makers: dict[Value, int] = {}  # by value, the index of its last producer
+    arrivals: dict[Transfer, float] = {}
+    makers: dict[Transfer, int] = {}  # by value, the index of its last producer
     for it in lane.ranges:
         for action in it.label.actions[:1]:
             if not action.kind.is_communication:
                 continue
-            value = Value.carried_by(action)
+            value = Transfer.carried_by(action)
             if action == value.receive:
                 arrivals[value] = it.end if it.arrived is None else it.arrived
             elif value in makers:
                 index = makers[value]
                 ran[index] = ran[index]._replace(sent=it.start)
         for one in _computed(it, rank, arrivals):
-            value_of_it = Value.produced_by(one.action)
+            value_of_it = Transfer.produced_by(one.action)
             if value_of_it is not None:
                 makers[value_of_it] = len(ran)
             ran.append(one)
     return ran
 
 
-def _computed(it: Range, rank: int, arrivals: dict[Value, float]) -> Iterator[Ran]:
+def _computed(it: Range, rank: int, arrivals: dict[Transfer, float]) -> Iterator[Ran]:
     """Yield the action of a range, or the two of a pair; none for a message."""
     start = it.start
     parts = []
@@ -143,7 +143,7 @@ def _computed(it: Range, rank: int, arrivals: dict[Value, float]) -> Iterator[Ra
             return
         if action.stage < 0:
             action = action._replace(stage=rank)
-        value = Value.consumed_by(action)
+        value = Transfer.consumed_by(action)
         arrived = it.arrived
         if value is not None and value in arrivals:
             arrived = arrivals.pop(value)

@@ -12,11 +12,12 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from minipipe.core.schedules.action import Action, ActionKind
-from minipipe.core.schedules.action_table import Program, Schedule, schedule_of_text
-from minipipe.core.schedules.analysis.dependencies import Value
+from minipipe.core.schedules.action_table import Program, Schedule
+from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.errors import Code, ScheduleError
 from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.analysis.limits import verify
+from minipipe.schedules.reading import schedule_of_text
 from minipipe.schedules.simulation.span import Message, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.trace.clocks import clock_offsets
@@ -249,7 +250,7 @@ def _check_complete(rows: Step, lanes: Sequence[Lane]) -> None:
                 message = f"{problem}: {files}; {hint}."
                 raise ScheduleError.of(Code.DUPLICATE, message)
     stages = {action.stage for action in homes}
-    values = (Value.produced_by(it.action) for row in rows for it in row if it.sent)
+    values = (Transfer.produced_by(it.action) for row in rows for it in row if it.sent)
     expected = {value.consumer_stage for value in values if value is not None}
     expected.update(range(max(stages)))
     absent = sorted(stage for stage in expected - stages if stage >= 0)
@@ -276,12 +277,12 @@ def _messages(step: Step) -> Iterator[Message]:
     for rank, row in enumerate(step):
         for it in row:
             if it.sent is not None:
-                sent[Value.produced_by(it.action)] = (rank, it)
+                sent[Transfer.produced_by(it.action)] = (rank, it)
     for rank, row in enumerate(step):
         for it in row:
             if it.arrived is None:
                 continue
-            source, made = sent.get(Value.consumed_by(it.action), (rank, it))
+            source, made = sent.get(Transfer.consumed_by(it.action), (rank, it))
             if source == rank or made.sent is None:
                 continue
             was_awaited = it.awaited_from <= made.sent

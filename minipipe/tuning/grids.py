@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import Grid, ProcessGroup
-from minipipe.core.comm import objects
+from minipipe.comm import Grid, ProcessGroup, objects
 from minipipe.errors import counted
 from minipipe.execution.plan import Plan
 from minipipe.nn import (

@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import Node
 from minipipe.autograd.memory import buffer_of, held_buffers
-from minipipe.comm import ProcessGroup, spawn
+from minipipe.comm import ProcessGroup, objects, spawn
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.autograd.modes import current_place, enable_grad, random_key
-from minipipe.core.comm import objects
 from minipipe.core.execution.payload import Payload
 from minipipe.core.execution.stage import Stage
 from minipipe.core.schedules.action import F, I, W

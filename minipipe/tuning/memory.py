@@ -12,7 +12,6 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Copies, copies_held
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.nn.sequential import parameters_of
 from minipipe.core.schedules.action import U
@@ -29,6 +28,7 @@ from minipipe.parallel.reduction import bytes_of_sum
 from minipipe.parallel.repeated import bytes_of_buffers, is_small
 from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.analysis.activations import memory_levels
+from minipipe.schedules.analysis.copies import Copies, copies_held
 
 _MAKER = Spec(
     Optimiser,

@@ -30,8 +30,7 @@ from time import perf_counter
 from typing import Any
 from weakref import ref
 
-from minipipe.comm import ProcessGroup
-from minipipe.core.comm import objects
+from minipipe.comm import ProcessGroup, objects
 from minipipe.core.execution.payload import Payload
 from minipipe.core.schedules.action_table import Schedule
 from minipipe.errors import ArgumentError, counted

@@ -36,10 +36,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup, init_process_group, spawn
+from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, launcher_of_ranks
-from minipipe.core.comm import objects
 from minipipe.core.comm.host import cores
 from minipipe.core.execution.executor import Executor, Handlers, Pending
 from minipipe.core.execution.record import Record

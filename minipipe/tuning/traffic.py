@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.comm.objects import unpack
 from minipipe.core.comm.message import HEADER_SIZE, Header
-from minipipe.core.comm.objects import unpack
 from minipipe.core.execution.payload import Payload
 from minipipe.core.schedules.action import SEND_B, SEND_F, F
 from minipipe.core.schedules.analysis.dependencies import Transfer

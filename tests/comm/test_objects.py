@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, spawn
-from minipipe.core.comm.objects import pack, unpack
+from minipipe.comm.objects import pack, unpack
 
 
 @pytest.fixture

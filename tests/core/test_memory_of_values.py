@@ -6,12 +6,15 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.core.flow import Flow
-from minipipe.core.memory import Ran, copies_held, lifetimes, pairs_of
+from minipipe.core.memory import pairs_of
 from minipipe.schedules.analysis.activations import (
     Footprint,
     memory_levels,
     peak_activations,
 )
+from minipipe.schedules.analysis.copies import copies_held
+from minipipe.schedules.analysis.held import lifetimes
+from minipipe.schedules.simulation.ran import Ran
 from tests.core.tables import (
     frozen,
     legal_tables,

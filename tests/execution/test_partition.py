@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Plan, nn, partition_by_cost, partition_evenly, split_microbatches
-from minipipe.core.schedules.placement import (
-    looped_placement,
-    neighbouring_placement,
-    v_placement,
-)
+from minipipe.core.schedules.placement import looped_placement, neighbouring_placement
 from minipipe.errors import ArgumentError, MicrobatchError, PartitionError, counted
 from minipipe.execution.partition import (
     check_partition,
@@ -19,6 +15,7 @@ from minipipe.execution.partition import (
     smallest_largest_rank,
     smallest_largest_stage,
 )
+from minipipe.schedules.placements import v_placement
 from tests.strategies import examples
 
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from minipipe import Tensor, nn
 from minipipe.autograd import StageInput
-from minipipe.core.comm import objects
+from minipipe.core.comm import message as messages
 from minipipe.core.execution.payload import Payload
 from minipipe.core.nn import sequential
 from minipipe.errors import TensorError
@@ -260,7 +260,7 @@ def test_arrays_that_begin_elsewhere_would_be_noticed(monkeypatch):
     message = Payload.of(
         (Tensor(np.ones(3, np.float32)), Tensor(np.ones(3)))
     ).to_message()
-    monkeypatch.setattr(objects, "_ALIGNMENT", 8)
+    monkeypatch.setattr(messages, "_ALIGNMENT", 8)
     assert not all(
         same_bits(array, np.ones(3, array.dtype))
         for array in Payload.from_message(message).arrays

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minipipe import init_process_group
-from minipipe.core.comm.objects import gather
+from minipipe.comm.objects import gather
 from tests.hosts.network import needs_hosts
 from tests.pipeline.test_tensor_parallel import CLOSE, alone, on_grid, train
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from minipipe import spawn
-from minipipe.core.comm.objects import pack
+from minipipe.comm.objects import pack
 from minipipe.errors import MessageError
 
 SENT = {

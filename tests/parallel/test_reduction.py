@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from minipipe import spawn
-from minipipe.core.comm.objects import unpack
+from minipipe.comm.objects import unpack
 from minipipe.errors import MessageError
 from minipipe.parallel import pairwise
 from minipipe.parallel.reduction import (

@@ -24,7 +24,6 @@ from minipipe import (
     spawn,
 )
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import copies_held
 from minipipe.core.schedules.action import B, U
 from minipipe.errors import (
     ArgumentError,
@@ -32,6 +31,7 @@ from minipipe.errors import (
     NotFiniteError,
     ScheduleError,
 )
+from minipipe.schedules.analysis.copies import copies_held
 from minipipe.testing import same_bits
 from tests.launch import covering, mpirun, needs_mpi, slowly
 from tests.pipeline import formulas

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from minipipe import Costs, schedules, simulate
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import copies_held
 from minipipe.schedules.analysis.bounds import lower_bound
+from minipipe.schedules.analysis.copies import copies_held
 from minipipe.schedules.analysis.workload import Objective
 
 UNITS = Costs(1, 0.5, 0.5)  # a whole backward takes as long as a forward

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, verify
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import applied, copies_held, pairs_of
+from minipipe.core.memory import pairs_of
 from minipipe.core.schedules.action import REDUCE_GRAD, ActionKind, U
 from minipipe.core.schedules.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
+from minipipe.schedules.analysis.copies import applied, copies_held
 from minipipe.schedules.analysis.updates import drift, staleness, weight_versions
 from minipipe.schedules.transforms import repeat
 from tests.schedules.published import most_held

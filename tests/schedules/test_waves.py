@@ -5,9 +5,9 @@ of the papers that have them.
 import pytest
 
 from minipipe import Costs, schedules, simulate, verify
-from minipipe.core.schedules.placement import v_placement
 from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
+from minipipe.schedules.placements import v_placement
 
 UNITS = Costs(1, 0.5, 0.5)  # a whole backward takes as long as a forward
 

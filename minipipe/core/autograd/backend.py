@@ -2,22 +2,21 @@
 
 NumPy, CuPy and array-api-strict share most of their names. Operations call
 ``array_module(x)`` and use the shared names; this file hides the few calls that differ.
-No other file may import CuPy.
+``autograd/devices.py`` chooses a GPU; no other file may import CuPy.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from minipipe.core.errors import LaunchError, TensorError, quoted
+from minipipe.core.errors import TensorError
 
 Array = Any
 """An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or
@@ -452,56 +451,6 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     return reshape(reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
 
-_NEVER_REPEAT = {int, slice, type(None), type(...)}
-
-
-def index_add(target: Array, index: Any, values: Array) -> None:
-    """Add ``values`` to ``target[index]`` in place; if an index repeats, all its values
-    add, halves in float32.
-
-    The arrays of other modules than NumPy are added on the host, in NumPy's order: a
-    GPU adds in another order every time.
-    """
-    parts = index if isinstance(index, tuple) else (index,)
-    # others take np.add.at, which is slower
-    if _NEVER_REPEAT.issuperset(map(type, parts)):
-        target[index] += values
-    elif isinstance(target, np.ndarray):
-        total = target.astype(np.float32) if is_half(target.dtype) else target
-        np.add.at(total, index, values)
-        if total is not target:
-            target[...] = total
-    else:
-        host = np.array(to_numpy(target))
-        places = tuple(to_numpy(part) if is_array(part) else part for part in parts)
-        np.add.at(host, places, to_numpy(values))
-        target[...] = array_module(target).asarray(host)
-
-
-@partial(on_host, reads_values=False)
-def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -> Array:
-    """Return random numbers from [0, 1) in float32, of the shape and module of
-    ``like``, that depend on ``key`` alone.
-
-    They are drawn on the host for every module, so that a GPU gets the very numbers of
-    a CPU. With ``part`` (i, count) they are part i of those for an array that has count
-    times as many heads, the last axis but two.
-    """
-    place, count = part
-    if count == 1:
-        shape = like.shape
-    else:
-        shape = (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
-    seed, layer, *counter = key
-    # The generator counts the numbers that it draws in the lowest 64 bits of the
-    # counter.
-    bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
-    drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
-    if count > 1:
-        drawn = np.split(drawn, count, axis=-3)[place]
-    return moved(drawn, array_module(like))
-
-
 # the number of elements of a shape, as a Python integer, which leaves float32 alone
 prod = math.prod
 
@@ -548,35 +497,10 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         return device
     if isinstance(device, str) and device in ("cpu", "cpu:0"):
         return np
-    parts = None
-    if isinstance(device, str):
-        parts = re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device)
-    if parts is None:
-        is_dtype = isinstance(device, type | np.dtype)
-        advice = ""
-        if is_dtype:
-            advice = " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)."
-        message = (
-            f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' "
-            f"('cuda' is 'gpu').{advice}"
-        )
-        raise LaunchError("unavailable", message)
-    try:
-        import cupy
+    # on demand: most programs use none
+    from minipipe.autograd.devices import gpu_module
 
-        count = cupy.cuda.runtime.getDeviceCount()
-    # a driver that is missing, too old or busy raises many things
-    except Exception as error:
-        raise LaunchError(
-            "unavailable",
-            f"There is no GPU to use: {gpu_description()} ({error}). Use device='cpu'.",
-        ) from None
-    number = local_rank % count if parts[1] is None else int(parts[1])
-    if number >= count:
-        message = f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on."
-        raise LaunchError("unavailable", message)
-    cupy.cuda.Device(number).use()
-    return cupy
+    return gpu_module(device, local_rank)
 
 
 def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
@@ -630,18 +554,3 @@ def synchronise(xp: ModuleType) -> None:
     """
     if xp.__name__ == "cupy":
         xp.cuda.get_current_stream().synchronize()
-
-
-def gpu_description() -> str:
-    """Return the GPUs that CuPy sees, or why it sees none."""
-    try:
-        import cupy
-    except ImportError:
-        return "no CuPy: pip install -e '.[gpu]' in minipipe's folder"
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-        properties = cupy.cuda.runtime.getDeviceProperties
-        names = [properties(i)["name"].decode() for i in range(count)]
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CuPy {cupy.__version__}, but no GPU: {error}"
-    return f"CuPy {cupy.__version__}, {', '.join(names) or 'no GPU'}"

@@ -32,6 +32,8 @@ HEADER_SIZE = _STEP.size + _FORM.size
 """The length of every header, 96 bytes."""
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up with an error."""
+_ALIGNMENT = 64  # of arrays in an array of bytes
+_LENGTH = np.dtype("<u8")  # of a description, which it precedes
 # codes of waits in which no message arrived
 _NOT_YET = ("timeout", "rank-lost", "deadlock")
 Label = str | Callable[[], str]
@@ -369,3 +371,42 @@ def chosen_timeout(argument: float | None) -> float:
     with suppress(TypeError, ValueError):
         return _SECONDS.check(name, as_float(chosen))
     raise _SECONDS.refusal(name, chosen)
+
+
+# -- several arrays as one: the length of a description, it, and each array's memory ---
+
+
+def join(description: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a description and copies of arrays as one array of bytes,
+    for :func:`split`. Each array begins at a multiple of 64 bytes.
+    """
+    ends = [_LENGTH.itemsize + len(description)]
+    starts = []
+    for array in arrays:
+        starts.append(ends[-1] + -ends[-1] % _ALIGNMENT)
+        ends.append(starts[-1] + array.nbytes)
+    message = np.zeros(ends[-1], np.uint8)
+    message[: _LENGTH.itemsize].view(_LENGTH)[0] = len(description)
+    message[_LENGTH.itemsize : ends[0]] = np.frombuffer(description, np.uint8)
+    for array, start, end in zip(arrays, starts, ends[1:]):
+        message[start:end].view(array.dtype).reshape(array.shape)[...] = array
+    return message
+
+
+def split(
+    message: np.ndarray,
+) -> tuple[bytes, Callable[[str, Sequence[int]], np.ndarray]]:
+    """Return the description of a message, and a function that returns its next array,
+    given dtype and shape: a view of the message.
+    """
+    position = _LENGTH.itemsize + int(message[: _LENGTH.itemsize].view(_LENGTH)[0])
+    description = message[_LENGTH.itemsize : position].tobytes()
+
+    def take(name: str, shape: Sequence[int]) -> np.ndarray:
+        nonlocal position
+        dtype = np.dtype(name)
+        start = position + -position % _ALIGNMENT
+        position = start + dtype.itemsize * math.prod(shape)
+        return message[start:position].view(dtype).reshape(shape)
+
+    return description, take

@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
-from minipipe.core.comm.objects import join, split
+from minipipe.core.comm.message import join, split
 from minipipe.core.pytree import Bundle, rebuilt, tensors_in
 
 

@@ -23,19 +23,14 @@ axes that were stretched. Shapes or dtypes that do not fit raise a TensorError w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.backend import Array, Arrays, array_module
-from minipipe.core.autograd.modes import Key, next_key
-from minipipe.core.errors import TensorError, shape_error
-from minipipe.core.familiar import with_hints
+from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.errors import shape_error
 from minipipe.core.functional.operands import as_real, one_real, operands
-from minipipe.core.specs import Spec
 from minipipe.core.tensor import Operand, Tensor, op
-
-_PROBABILITY = Spec(float, minimum=0, below=1, error=TensorError, code="out-of-range")
 
 
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
@@ -276,34 +271,6 @@ def tanh(a: Array) -> Array:
 tanh.gradients(a=lambda g, result: g * (1 - result * result))
 
 
-@op(takes=one_real)
-def sigmoid(a: Array) -> Array:
-    """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small
-    results are exact.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
-    Tensor([0. , 0.5])
-    """
-    return _sigmoid(a)
-
-
-sigmoid.gradients(a=lambda g, result: g * (result * (1 - result)))
-
-
-def _sigmoid(x: Array) -> Array:
-    xp = array_module(x)
-    if backend.is_half(x.dtype):
-        return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
-    zero, one = backend.scalars(x, 0, 1)
-    small = xp.exp(-xp.abs(x))
-    # np.where takes five times as long
-    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))
-    return one_or_small / (one + small)
-
-
 @op()
 def relu(a: Array) -> Array:
     """Return max(a, 0), element by element. The gradient at 0 is 0.
@@ -323,100 +290,37 @@ def relu(a: Array) -> Array:
 relu.gradients(a=lambda g, result: backend.masked_like(g, result))
 
 
-@op(takes=one_real, saves="gate")
-def silu(a: Array) -> Arrays:
-    """Return a times the sigmoid of a, also called swish.
+# -- the operators of Tensor -----------------------------------------------------------
 
-    References
-    ----------
-    Elfwing, Uchibe, Doya 2018, "Sigmoid-weighted linear units", equation 1.
 
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.silu(Tensor([0.0, 100.0]))
-    Tensor([  0., 100.])
+_Operator = Callable[[Operand, Operand], Tensor]
+
+
+def swapped(operation: _Operator) -> _Operator:
+    """Return an operation of two operands with these exchanged."""
+    return lambda self, other: operation(other, self)
+
+
+class Operators:
+    """The operators of Tensor, whose own file defines no operations: this one attaches
+    them. ``self`` is a Tensor.
     """
-    gate = _sigmoid(a)
-    return a * gate, gate
+
+    __slots__ = ()
+
+    __add__ = add
+    __radd__ = swapped(add)
+    __sub__ = subtract
+    __rsub__ = swapped(subtract)
+    __mul__ = multiply
+    __rmul__ = swapped(multiply)
+    __truediv__ = divide
+    __rtruediv__ = swapped(divide)
+    __pow__ = power
+    __rpow__ = swapped(power)
+    __neg__ = negative
 
 
-silu.gradients(a=lambda g, result, gate: g * (gate + result * (1 - gate)))
-
-
-@with_hints
-def dropout(a: Operand, probability: float) -> Tensor:
-    """Return a with each element set to 0 with a probability, and the others scaled up
-    so that the mean stays.
-
-    The mask depends on (seed, layer, step, microbatch) alone; see
-    :func:`minipipe.random_key`.
-
-    Parameters
-    ----------
-    a : Tensor of any shape
-    probability : float
-        At least 0, less than 1.
-
-    Raises
-    ------
-    TensorError
-        Codes ``out-of-range`` and ``missing``.
-
-    References
-    ----------
-    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
-    overfitting".
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from minipipe import Tensor, functional, random_key
-    >>> with random_key(seed=0, step=3):
-    ...     y = functional.dropout(Tensor(np.ones(100)), 0.5)
-    >>> sorted(set(y.numpy().tolist()))
-    [0.0, 2.0]
-    """
-    a = as_real(a)
-    check_probability("dropout", probability)
-    if not probability:
-        return a
-    return _dropout(a, probability=probability, key=next_key())
-
-
-def check_probability(name: str, probability: float) -> None:
-    """Refuse a probability with which nothing, or everything, could not be dropped.
-
-    Raises
-    ------
-    TensorError
-        Code ``out-of-range``.
-    """
-    _PROBABILITY.check(f"{name}: the probability", probability)
-
-
-@op(saves="keep", in_float32=True)
-def _dropout(a: Array, *, probability: float, key: Key) -> Arrays:
-    return dropped(a, probability, key)
-
-
-def dropped(
-    array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)
-) -> Arrays:
-    """Return an array after dropout, and which elements are kept.
-
-    With ``part`` (i, count) the array is part i of all heads, the last axis but two,
-    for which the mask is drawn.
-    """
-    keep = backend.uniform(array, key, part) >= probability
-    return _kept(array, keep, probability), keep
-
-
-def _kept(g: Array, keep: Array, probability: float) -> Array:
-    """Return an array, or a gradient, of which only some elements are kept, and scaled
-    up.
-    """
-    return backend.masked(g, keep) * (1 / (1 - probability))
-
-
-_dropout.gradients(a=_kept)
+for _name, _method in vars(Operators).items():
+    if callable(_method):
+        setattr(Tensor, _name, _method)

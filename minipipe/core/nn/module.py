@@ -18,11 +18,11 @@ from minipipe.core.familiar import (
     check_keywords,
     check_options,
     explain,
+    optional,
     with_hints,
 )
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.nn.rebinding import rebound
-from minipipe.core.nn.untrained import warn_of_untrained
 from minipipe.core.specs import Spec
 
 Kind = TypeVar("Kind", bound="Module")
@@ -120,7 +120,10 @@ class Module(Familiar):
         for module in new:
             module._is_filled = True
         if warns:
-            warn_of_untrained(new)
+            with optional():
+                from minipipe.nn.untrained import warn_of_untrained
+
+                warn_of_untrained(new)
 
     # -- parts -------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from minipipe.core.errors import Code, ScheduleError, quoted
-from minipipe.core.familiar import advised, optional
+from minipipe.core.familiar import advised
 from minipipe.core.values import KINDS as KINDS
+from minipipe.core.values import added_by_passes
 
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
 _CELL = re.compile(r"(\d{1,9})([A-Z_]+)(\d{1,9})", re.ASCII)
@@ -26,17 +26,7 @@ def is_kind(name: object) -> bool:
     >>> is_kind("F"), is_kind("LOSS"), is_kind("G")
     (True, True, False)
     """
-    return name in KINDS or name in _kinds_of_passes()
-
-
-def _kinds_of_passes() -> Collection[str]:
-    """Return the kinds that passes declare; none if there is only the core."""
-    with optional():
-        # on demand: it declares them, and most tables have none
-        from minipipe.passes.kinds import ADDED
-
-        return ADDED
-    return ()
+    return name in KINDS or (bool(added_by_passes()) and name in KINDS)
 
 
 def is_of_rank(cell: str) -> bool:
@@ -102,7 +92,7 @@ def not_an_action(cell: object, hint: str = "") -> str:
     """Return a message about a cell that is not an action, with the form of a cell and
     the kinds of the core. The kinds of passes are seldom written by hand.
     """
-    of_passes = _kinds_of_passes()
+    of_passes = added_by_passes()
     of_stages = (name for name, kind in KINDS.items() if not kind.of_rank)
     kinds = ", ".join(name for name in of_stages if name not in of_passes)
     if isinstance(cell, str) and len(cell) > 40:  # perhaps a line of another format

@@ -172,40 +172,6 @@ def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[in
     return tuple(rank for rank in range(num_ranks) for _ in range(chunks_per_rank))
 
 
-def v_placement(num_ranks: int, num_waves: int = 1) -> tuple[int, ...]:
-    """Return the placement in one or several V: in the first V, rank r has stages r and
-    ``2 * num_ranks - 1 - r``.
-
-    The first and the last stage are on rank 0. The two stages of the last rank are
-    adjacent, so values between them need no message.
-
-    Examples
-    --------
-    >>> v_placement(3), v_placement(2, num_waves=2)
-    ((0, 1, 2, 2, 1, 0), (0, 1, 1, 0, 0, 1, 1, 0))
-    """
-    return (*range(num_ranks), *reversed(range(num_ranks))) * num_waves
-
-
-def pipelines_placement(
-    pipelines: Sequence[Sequence[int]], num_microbatches: int
-) -> tuple[int | tuple[int, ...], ...]:
-    """Return the placement of several pipelines, or of the first alone if there is a
-    single microbatch.
-
-    Examples
-    --------
-    >>> (
-    ...     pipelines_placement([(0, 1), (1, 0)], 2),
-    ...     pipelines_placement([(0, 1), (1, 0)], 1),
-    ... )
-    (((0, 1), (1, 0)), (0, 1))
-    """
-    if min(len(pipelines), num_microbatches) == 1:
-        return tuple(pipelines[0])
-    return tuple(zip(*pipelines))
-
-
 def ranks_in(home: int | tuple[int, ...]) -> tuple[int, ...]:
     """Return the ranks of a stage: the one that it is placed on, or its replicas.
 
@@ -263,22 +229,6 @@ def in_replica_order(
     return tuple(homes)
 
 
-def stages_by_rank(placement: Placement, num_ranks: int) -> list[list[int]]:
-    """Return the stages of each rank, in ascending order.
-
-    Examples
-    --------
-    >>> stages_by_rank(v_placement(3), num_ranks=3)
-    [[0, 5], [1, 4], [2, 3]]
-    """
-    check_placement(placement, num_ranks)
-    stages: list[list[int]] = [[] for _ in range(num_ranks)]
-    for stage, home in enumerate(placement):
-        for rank in ranks_in(home):
-            stages[rank].append(stage)
-    return stages
-
-
 def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     """Refuse a placement that names anything but a rank for each stage, or the
     different ranks of its replicas.
@@ -304,25 +254,6 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
             raise _misplaced(message)
         if not 0 <= int(rank) < num_ranks:
             raise _misplaced(f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
-
-
-def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
-    """Return the rank of each stage; refuse replicas.
-
-    Examples
-    --------
-    >>> one_rank_each([(0, 1), 1], num_ranks=2)
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ScheduleError: [placement] Stage 0 is placed on ranks (0, 1); expected one rank for each stage.
-    """
-    check_placement(placement, num_ranks)
-    for stage, home in enumerate(placement):
-        if len(ranks_in(home)) > 1:
-            hint = "expected one rank for each stage"
-            message = f"Stage {stage} is placed on ranks {quoted(home)}; {hint}."
-            raise _misplaced(message)
-    return tuple(ranks_in(home)[0] for home in placement)
 
 
 def check_counts(
@@ -394,24 +325,6 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
         message = f"{asked} take {actions} actions, F and B; the limits are"
         limits = f"{MOST_STAGES} stages and {MOST_ACTIONS} actions"
         raise ScheduleError.of(Code.TOO_LARGE, f"{message} {limits}.")
-
-
-def check_two_chunks(
-    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int
-) -> None:
-    """Refuse any number of chunks but two, one for each arm of a V.
-
-    Examples
-    --------
-    >>> check_two_chunks("zb-v", 4, 8, chunks_per_rank=3)
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ScheduleError: [value] chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks ...
-    """
-    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    if chunks_per_rank != 2:
-        shape = f"{name} is V-shaped and has exactly 2 chunks on each rank"
-        raise misuse(f"chunks_per_rank is {chunks_per_rank}; {shape}.")
 
 
 def check_index(noun: str, index: Any, count: int) -> None:

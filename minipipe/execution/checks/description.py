@@ -28,10 +28,10 @@ import numpy as np
 
 from minipipe.comm.agreement import digest
 from minipipe.core.autograd import backend
-from minipipe.core.nn.untrained import names_of
 from minipipe.core.tensor import Tensor
 from minipipe.nn import Module, Parameter
 from minipipe.nn.function import closure_of, globals_of, name_of, parts_of, text_of
+from minipipe.nn.untrained import names_of
 
 _LONGEST = 100  # characters of a value that are shown; a longer one ends in a digest
 # some are described separately

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import broadcast
 from minipipe.core.autograd.backend import is_array
-from minipipe.core.comm.objects import broadcast
 from minipipe.core.specs import INDEX, Spec
 from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted
 from minipipe.io import json_value, parse_json, reading

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments, digest
+from minipipe.comm.objects import gather
 from minipipe.core.autograd import backend
-from minipipe.core.comm.objects import gather
 from minipipe.errors import ArgumentError, CheckpointError, RankError, counted, quoted
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline

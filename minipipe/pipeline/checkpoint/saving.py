@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments
-from minipipe.core.comm.objects import gather
+from minipipe.comm.objects import gather
 from minipipe.core.specs import COUNT, INDEX, Spec
 from minipipe.errors import CheckpointError, FileError, RankError, not_copyable
 from minipipe.io import read_text, write_whole

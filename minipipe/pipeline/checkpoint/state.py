@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import broadcast
 from minipipe.core.autograd import backend
-from minipipe.core.comm.objects import broadcast
 from minipipe.core.specs import INDEX, Spec
 from minipipe.errors import ArgumentError, CheckpointError, quoted
 from minipipe.io import json_value

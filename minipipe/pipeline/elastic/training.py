@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments
-from minipipe.core.comm.objects import gather
+from minipipe.comm.objects import gather
 from minipipe.core.specs import Spec
 from minipipe.errors import LaunchError
 from minipipe.execution import PendingLoss

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.comm.objects import gather, pack, unpack
 from minipipe.core.comm.message import finish
-from minipipe.core.comm.objects import gather, pack, unpack
 from minipipe.core.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError, RankLostError
 from minipipe.optim import Optimiser

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import Action, ActionKind, B, F, I, W
-from minipipe.core.schedules.action_table import ActionTable, Schedule, schedule_of_text
+from minipipe.core.schedules.action_table import ActionTable, Schedule
 from minipipe.core.schedules.placement import check_placement
 from minipipe.core.schedules.text import rows_of
 from minipipe.core.values import Uses, Value
 from minipipe.errors import Code, Problem, ScheduleError
 from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.features import rank_of_each_stage, without_overlaps
+from minipipe.schedules.reading import schedule_of_text
 from minipipe.schedules.simulation.timeline import Timeline
 
 MOST = 20_000  # actions of a draft: after each edit all of them are timed and drawn

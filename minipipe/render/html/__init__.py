@@ -15,11 +15,11 @@ from string import Template
 from typing import Any, NamedTuple, cast
 
 from minipipe.core.flow import Flow
-from minipipe.core.memory import Ran, lifetimes, pairs_of
+from minipipe.core.memory import pairs_of
 from minipipe.core.schedules.action import Action, ActionKind
 from minipipe.core.schedules.action_table import ActionTable
-from minipipe.core.values import KINDS
 from minipipe.io import escaped, note_lines, package_text
+from minipipe.passes.kinds import KINDS
 from minipipe.render.descriptions import (
     LATE_RECEIPTS,
     OVERLAPPED,
@@ -47,6 +47,8 @@ from minipipe.render.palette import (
 )
 from minipipe.render.panel import NARROW, TOGETHER, Panel, copies_of, panels_of
 from minipipe.render.units import scale_of
+from minipipe.schedules.analysis.held import lifetimes
+from minipipe.schedules.simulation.ran import Ran
 from minipipe.schedules.simulation.span import Idle, IdleCause, Message, with_copies
 from minipipe.schedules.simulation.timeline import Timeline, by_rank
 

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, Held, held_pairs
+from minipipe.core.memory import Changes
 from minipipe.core.order import awaited, order
 from minipipe.core.schedules.action import SEND_B, SEND_F, ActionKind, L, O
 from minipipe.core.schedules.action_table import ActionTable, check_table
@@ -38,6 +38,7 @@ from minipipe.schedules import (
     verify,
 )
 from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
+from minipipe.schedules.analysis.held import Held, held_pairs
 from minipipe.schedules.simulation.simulator import check_costs
 from minipipe.schedules.simulation.span import with_copies
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
-from minipipe.core.values import KINDS
 from minipipe.errors import counted
+from minipipe.passes.kinds import KINDS
 from minipipe.render.descriptions import describe_action, describe_idle, format_memory
 from minipipe.render.layout import Axis, number
 from minipipe.render.palette import HATCH

@@ -32,17 +32,11 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import (
-    Change,
-    Changes,
-    Level,
-    Sizes,
-    levels_of_copies,
-    pairs_of,
-)
+from minipipe.core.memory import Change, Changes, Level, Sizes, pairs_of
 from minipipe.core.schedules.action import Action
 from minipipe.core.schedules.action_table import ActionTable, check_range
 from minipipe.core.values import KINDS
+from minipipe.schedules.analysis.copies import levels_of_copies
 
 T = TypeVar("T")
 

@@ -50,13 +50,13 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from minipipe.core.schedules.placement import stages_by_rank
 from minipipe.schedules.analysis.workload import (
     ROUNDING,
     Objective,
     Workload,
     check_memory,
 )
+from minipipe.schedules.placements import stages_by_rank
 
 
 class Formula(StrEnum):

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import copies_held
 from minipipe.core.schedules.action import F
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.schedules.analysis import verifier
@@ -17,6 +16,7 @@ from minipipe.core.schedules.analysis.verifier import problem_at, refusal
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import Code, Problem
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
+from minipipe.schedules.analysis.copies import copies_held
 
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.updates import ByMicrobatch

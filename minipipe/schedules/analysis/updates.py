@@ -13,8 +13,8 @@ from __future__ import annotations
 from operator import sub
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import updates_before
 from minipipe.core.schedules.action_table import ActionTable, check_range
+from minipipe.schedules.analysis.copies import updates_before
 
 ByMicrobatch = tuple[tuple[int, ...], ...]  # by stage and microbatch
 

@@ -17,12 +17,12 @@ from minipipe.core.schedules.placement import (
     check_sizes,
     looped_placement,
     neighbouring_placement,
-    v_placement,
 )
 from minipipe.core.specs import SCHEDULE_AMOUNT, SCHEDULE_COUNT, SCHEDULE_NUMBER
 from minipipe.errors import ScheduleError, counted, misuse
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload, fits
+from minipipe.schedules.placements import v_placement
 from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of, spelled
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import value_of

@@ -25,14 +25,8 @@ from minipipe.core.schedules.action import (
     W,
 )
 from minipipe.core.schedules.action_table import ActionTable, Schedule
-from minipipe.core.schedules.placement import (
-    Placement,
-    check_sizes,
-    ranks_in,
-    stages_by_rank,
-)
+from minipipe.core.schedules.placement import Placement, check_sizes, ranks_in
 from minipipe.core.specs import SCHEDULE_AMOUNT, SCHEDULE_NUMBER, Spec, as_float
-from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
 from minipipe.io import (
     MOST_JSON,
@@ -43,8 +37,10 @@ from minipipe.io import (
     reading,
     write_whole,
 )
+from minipipe.passes.kinds import KINDS
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.features import rank_of_each_stage
+from minipipe.schedules.placements import stages_by_rank
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
 

@@ -21,11 +21,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.core.flow import Flow, Rule, delay_of
-from minipipe.core.memory import Ran
 from minipipe.core.schedules.action import Action, number_of
 from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.collector import collector_paused
 from minipipe.core.values import KINDS, NOUNS
+from minipipe.schedules.simulation.ran import Ran
 from minipipe.schedules.simulation.span import (
     GradientSum,
     Idle,

@@ -11,12 +11,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from minipipe.core.flow import Flow
-from minipipe.core.memory import Level, Ran, copies_held, pairs_of
+from minipipe.core.memory import Level, pairs_of
 from minipipe.core.schedules.action import U, number_of
 from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.written import ShownInNotebooks
 from minipipe.io import printable
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
+from minipipe.schedules.analysis.copies import copies_held
+from minipipe.schedules.simulation.ran import Ran
 from minipipe.schedules.simulation.span import (
     GradientSum,
     Idle,

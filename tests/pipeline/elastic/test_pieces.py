@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, functional, nn, optim, spawn
-from minipipe.core.comm.objects import pack, unpack
+from minipipe.comm.objects import pack, unpack
 from minipipe.errors import ArgumentError
 from minipipe.pipeline.checkpoint.state import OptimiserState
 from minipipe.pipeline.elastic.vault import Made

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
+from minipipe.core.memory import Changes, pairs_of
 from minipipe.core.schedules.action_table import check_range
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.analysis.activations import (
@@ -17,6 +17,7 @@ from minipipe.schedules.analysis.activations import (
     peak_activations,
     sizes_of,
 )
+from minipipe.schedules.analysis.held import held_pairs, lifetimes
 from minipipe.schedules.simulation.simulator import peak_memory
 from tests.refusals import code_of
 from tests.strategies import examples, named_schedules, table

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules
-from minipipe.core.schedules.placement import v_placement
 from minipipe.errors import FileError, ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.placements import v_placement
 from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.search.brute_force import solve_by_branch_and_bound
 from minipipe.search.gallery import _gallery, gallery_from, proved_optimum

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
 from minipipe.core.flow import Flow
-from minipipe.core.schedules.placement import v_placement
 from minipipe.core.times import Rates, times
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.placements import v_placement
 from minipipe.schedules.simulation.evaluation import check_answer, costs_of, evaluate
 from minipipe.search.clock import ProblemData, schedule_of
 from minipipe.search.finding import find_schedule

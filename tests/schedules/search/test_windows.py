@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs
-from minipipe.core.schedules.placement import v_placement
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.placements import v_placement
 from minipipe.search import heuristic
 from minipipe.search.finding import find_schedule
 from minipipe.search.heuristic import Search, TimedOrder

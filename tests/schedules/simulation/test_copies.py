@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
+from minipipe.core.memory import Changes, pairs_of
 from minipipe.core.schedules.action import Action, B, F, I, L, O, R, W
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.analysis.activations import Footprint, memory_levels, sizes_of
+from minipipe.schedules.analysis.held import held_pairs, lifetimes
 from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import with_copies
 from minipipe.simulation.hosts import Hosts

@@ -27,12 +27,18 @@ after ``core/schedules/analysis/dependencies.py``, before ``core/execution/execu
 
 from __future__ import annotations
 
-from minipipe.core.flow import flow_of
-from minipipe.core.lowering import with_messages
-from minipipe.core.schedules.action import new_action
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from minipipe.core.flow import Flow, Rule, flow_of
+from minipipe.core.schedules.action import Action, new_action
 from minipipe.core.schedules.action_table import ActionTable, Program, check_table
 from minipipe.core.schedules.analysis.walk import complete_walk
 from minipipe.core.schedules.collector import collector_paused
+from minipipe.core.values import KINDS, NOUNS, cut_of
+
+# the kind of the SEND, the stage and the kind of the RECV
+_Message = tuple[str, int, str]
 
 
 def lower(schedule: ActionTable) -> Program:
@@ -67,7 +73,61 @@ def lower(schedule: ActionTable) -> Program:
     check_table(schedule)
     if isinstance(schedule, Program):
         return schedule
-    walked = complete_walk(schedule)
+    rounds = complete_walk(schedule).rounds
     with collector_paused():
-        rows = with_messages(flow_of(schedule), walked.rounds, new_action)
+        rows = _with_messages(flow_of(schedule), rounds)
     return schedule.with_rows(Program, rows)
+
+
+def _with_messages(flow: Flow, rounds: list[list[int]]) -> list[list[Action]]:
+    """Return the rows of a schedule with its messages, in the order of its rounds."""
+    homes = [_home_of(flow.table, stage) for stage in range(flow.num_stages)]
+    messages = [_message_behind(flow, rule) for rule in flow.rules]
+    rows: list[list[Action]] = [[] for _ in flow.rows]
+    heads = [zip(*row).__next__ for row in zip(flow.table.actions, flow.codes)]
+    for ranks in rounds:
+        for rank in ranks:
+            action, code = heads[rank]()
+            row = rows[rank]
+            row.append(action)
+            message = messages[code]
+            if message is not None:
+                send, consumer, receive = message
+                stage, _, k = action
+                row.append(new_action((stage, send, k)))
+                rows[homes[consumer][k]].append(new_action((consumer, receive, k)))
+    if flow.pairs:
+        _keep_together(rows, flow.table.joined)
+    return rows
+
+
+def _message_behind(flow: Flow, rule: Rule) -> _Message | None:
+    """Return the message behind an instruction, if it has one."""
+    gives = rule.numbers.gives if rule.numbers is not None else ()
+    travelling = (v for v in map(flow.value_of, gives) if NOUNS[v.name].message)
+    sent = (v for v in travelling if flow.table.crosses_ranks(cut_of(v)))
+    value = next(sent, None)
+    if value is None:
+        return None
+    send, receive = map(type(rule.kind), NOUNS[value.name].message)
+    return send, value.stage, receive
+
+
+def _home_of(table: Any, stage: int) -> Mapping[Any, int]:
+    """Return the rank of a stage by microbatch."""
+    ranks = table.ranks_of(stage)
+    if len(ranks) == 1:
+        return dict.fromkeys(table.microbatches, ranks[0])
+    return {k: table.rank_of(stage, k) for k in table.microbatches}
+
+
+def _keep_together(rows: list[list[Action]], pairs: Collection[Any]) -> None:
+    """Move the message behind the first half of an overlapped pair behind the second.
+
+    In a row only the message is between the two, which are adjacent in the one global
+    order. The order of the messages does not change.
+    """
+    for row in rows:
+        for at, action in enumerate(row[:-2]):
+            if action in pairs and KINDS[row[at + 1][1]].message:
+                row[at + 1], row[at + 2] = row[at + 2], row[at + 1]

@@ -1,15 +1,12 @@
 """Trees of objects as messages, without pickle: dicts, lists and tuples of arrays,
 numbers, strings and None.
 
-A message is one array of bytes: the length of a description in JSON, the description,
-and the memory of the arrays, each at a multiple of 64 bytes. Arrays that are read from
-a message are views of it.
+The description of such a message (``core/comm/message.py``) is JSON.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,47 +14,12 @@ from typing import Any
 import numpy as np
 
 from minipipe.core.autograd import backend
+from minipipe.core.comm.message import join, split
 from minipipe.core.comm.process_group import ProcessGroup
-from minipipe.core.errors import MessageError
+from minipipe.errors import MessageError
 
-_ALIGNMENT = 64  # in bytes
-_LENGTH = np.dtype("<u8")  # of the description, which it precedes
 # in a description, the key of an array's dtype and shape; no name contains a NUL
 _ARRAY = "\0array"
-
-
-def join(description: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a description and copies of arrays as one message, for :func:`split`."""
-    ends = [_LENGTH.itemsize + len(description)]
-    starts = []
-    for array in arrays:
-        starts.append(ends[-1] + -ends[-1] % _ALIGNMENT)
-        ends.append(starts[-1] + array.nbytes)
-    message = np.zeros(ends[-1], np.uint8)
-    message[: _LENGTH.itemsize].view(_LENGTH)[0] = len(description)
-    message[_LENGTH.itemsize : ends[0]] = np.frombuffer(description, np.uint8)
-    for array, start, end in zip(arrays, starts, ends[1:]):
-        message[start:end].view(array.dtype).reshape(array.shape)[...] = array
-    return message
-
-
-def split(
-    message: np.ndarray,
-) -> tuple[bytes, Callable[[str, Sequence[int]], np.ndarray]]:
-    """Return the description of a message, and a function that returns its next array,
-    given dtype and shape.
-    """
-    position = _LENGTH.itemsize + int(message[: _LENGTH.itemsize].view(_LENGTH)[0])
-    description = message[_LENGTH.itemsize : position].tobytes()
-
-    def take(name: str, shape: Sequence[int]) -> np.ndarray:
-        nonlocal position
-        dtype = np.dtype(name)
-        start = position + -position % _ALIGNMENT
-        position = start + dtype.itemsize * math.prod(shape)
-        return message[start:position].view(dtype).reshape(shape)
-
-    return description, take
 
 
 def pack(tree: Any) -> np.ndarray:
