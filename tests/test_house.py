@@ -75,7 +75,7 @@ DOORS = {
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
     ("core.comm.watch", "comm.job.watching"),
-    ("core.schedules.cells", "passes.kinds"),
+    ("core.schedules.cells", "passes.all_kinds"),
     ("core.comm.mpi", "comm.persistent"),
     ("core.comm.process_group", "comm.channel"),
 }

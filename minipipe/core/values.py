@@ -250,6 +250,12 @@ class Kind(NamedTuple):
     cases: Callable[[Sites], Iterable[object]] = _places
 
 
+OF_OUTPUTS: list[str] = []
+"""Kinds of passes: with one of them in a table, the loss is not computed by the forward
+of the last stage, and its backward takes the gradient of its result.
+"""
+
+
 # -- the state of a pair of stage and microbatch ---------------------------------------
 
 
@@ -356,7 +362,7 @@ def _gradients(site: Site) -> Uses:
     is_rebuilt = site.has("R")
     takes = [site.value("rebuilt") if is_rebuilt else _state_of(site)]
     gives = []
-    if stage < setting.num_stages - 1:
+    if stage < setting.num_stages - 1 or not setting.kinds.isdisjoint(OF_OUTPUTS):
         takes.append(site.value("g"))
     if stage > setting.first_backward_stage:
         if setting.message_cuts[stage - 1]:

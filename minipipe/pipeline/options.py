@@ -55,7 +55,7 @@ class PipelineOptions(ModulesOptions, MeasuringOptions, total=False):
 
     schedule: str | Path | Schedule | Program
     chunks_per_rank: int | None
-    partition: Sequence[range] | Literal["measured"] | None
+    partition: Sequence[range] | str | None
     layer_costs: Sequence[float] | None
     gradient_blocks: int | None
 

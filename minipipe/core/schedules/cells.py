@@ -33,7 +33,7 @@ def _kinds_of_passes() -> Collection[str]:
     """Return the kinds that passes declare; none if there is only the core."""
     with optional():
         # on demand: it declares them, and most tables have none
-        from minipipe.passes.kinds import ADDED
+        from minipipe.passes.all_kinds import ADDED
 
         return ADDED
     return ()

@@ -19,7 +19,7 @@ from math import inf
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Level
-from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action import REDUCE_GRAD, Action
 from minipipe.core.schedules.action_table import ActionTable, check_table
 from minipipe.core.schedules.analysis.dependencies import Value
 from minipipe.core.schedules.analysis.verifier import verify
@@ -287,7 +287,9 @@ def _sums(table: ActionTable, result: Times, costs: Costs) -> tuple[GradientSum,
     sizes = costs.by_stage("gradient_size", table.num_stages)
     for places in result.sums:
         spans = {rank: result.tasks[rank][position] for rank, position in places}
-        stage = spans[places[0][0]].action.stage
+        stage, kind, _ = spans[places[0][0]].action
+        if kind is not REDUCE_GRAD:
+            continue  # another sum than one of gradients
         ranks = tuple(rank for rank in table.ranks_of(stage) if rank in spans)
         actions, came, ends = zip(*map(spans.__getitem__, ranks))
         sums.append(GradientSum(actions, ranks, came, ends[0], sizes[stage]))

@@ -89,8 +89,8 @@ class VocabularyRun:
         return NUM_MICROBATCHES * work / (self.ranks * time)
 
     def costs(self) -> Costs:
-        """Return the times of F, I and W of each stage, in those of the first stage's
-        F, for any schedule.
+        """Return the times of F, I and W of each stage, for any schedule; each takes
+        one unit on the first stage.
         """
         times = [1.0] * self.ranks
         times[-1] += self.head / self.stage
