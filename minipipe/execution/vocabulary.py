@@ -4,6 +4,24 @@ its plan, and the handlers of the instructions that ``passes/vocabulary.py`` add
 The rank of the last stage sends each hidden state, with its labels, to all ranks.
 Instructions leave messages and wait for none; whichever takes a value waits. Evaluations
 and predictions gather the layer on the rank of the last stage, which computes all of it.
+
+Results agree with the plain model within rounding. With two barriers they have the same
+bits on 1, 2, 4 and 8 ranks, if the number of words is a multiple of 8.
+
+Examples
+--------
+>>> import numpy as np
+>>> from minipipe import Pipeline, nn, spawn
+>>> def words(group):
+...     model = nn.Sequential(nn.Embedding(64, 8), nn.Tanh(), nn.Linear(8, 64))
+...     options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 4}
+...     pipeline = Pipeline(model, group, partition="vocabulary", **options)
+...     tokens = np.arange(32).reshape(8, 4)
+...     loss = pipeline.step(tokens, tokens + 1)
+...     shape = dict(pipeline.named_parameters())["2.weight"].shape
+...     return shape, pipeline.state_dict()["2.weight"].shape
+>>> spawn(words, num_ranks=2)
+[((8, 32), (8, 64)), ((8, 32), (8, 64))]
 """
 
 from __future__ import annotations
