@@ -250,10 +250,9 @@ class Kind(NamedTuple):
     cases: Callable[[Sites], Iterable[object]] = _places
 
 
+# Kinds of passes: with one of them in a table, the forward of the last stage computes no
+# loss, and its backward takes the gradient of its result.
 OF_OUTPUTS: list[str] = []
-"""Kinds of passes: with one of them in a table, the loss is not computed by the forward
-of the last stage, and its backward takes the gradient of its result.
-"""
 
 
 # -- the state of a pair of stage and microbatch ---------------------------------------
