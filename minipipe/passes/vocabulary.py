@@ -24,6 +24,9 @@ S also computes two parts of the hidden state's gradient, before the sums are kn
 SUM_S scales and adds them, and there is no SUM_T. A microbatch passes each barrier while
 its ranks compute others, so each barrier makes each rank hold one microbatch more.
 
+A timeline knows no barriers: it counts the time for which a rank waits at one as
+overhead. The embedding stays on the first rank, unlike in the paper.
+
 References
 ----------
 Yeung et al. (2024), "Balancing pipeline parallelism with vocabulary parallelism",

@@ -47,6 +47,12 @@ def test_a_dominating_vocabulary_gains_what_the_last_stage_no_longer_waits_for()
     assert (before, after) == (1653, 309)  # 5.3 times as fast
 
 
+def test_the_times_of_s_and_t_are_fitted_to_a_timeline():
+    table = vocabulary(schedules.one_f_one_b(3, 6))
+    fitted = Costs.measured(simulate(table, costs(2, 1.5)))
+    assert fitted.other == {"S": [1.5] * 3, "T": [3.0] * 3}
+
+
 def test_its_program_is_legal_in_its_frame_and_with_sends_that_block():
     table = vocabulary(schedules.build("zb-h1", 4, 8))
     program = schedules.lower(table)
