@@ -132,6 +132,7 @@ _KINDS = (
         "SUM_S",
         _sum_scores,
         "exchange of maxima and sums of scores",
+        time="latency",
         meets=partial(_all_ranks, "SUM_S"),
     ),
     Kind("T", _gradients, "gradients of the words of a rank", time="T"),
@@ -139,6 +140,7 @@ _KINDS = (
         "SUM_T",
         _sum_gradients,
         "sum of the gradients of a hidden state",
+        time="latency",
         meets=partial(_all_ranks, "SUM_T"),
     ),
 )

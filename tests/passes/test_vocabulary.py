@@ -53,6 +53,19 @@ def test_the_times_of_s_and_t_are_fitted_to_a_timeline():
     assert fitted.other == {"S": [1.5] * 3, "T": [3.0] * 3}
 
 
+def test_barriers_take_the_latency_of_a_message():
+    table = vocabulary(schedules.one_f_one_b(2, 1), 2)
+    late = Costs(1, 1, 1, latency=0.25, other={"S": 1, "T": 2})
+    # 0F0, 1F0, S, T, 1B0 and 0B0; five messages, of which two are barriers
+    assert simulate(table, late).makespan == 1 + 1 + 1 + 2 + 2 + 2 + 5 * 0.25
+
+
+def test_shared_cores_are_refused():
+    table = vocabulary(schedules.one_f_one_b(2, 2))
+    with pytest.raises(ScheduleError, match="leave out cores, hosts"):
+        simulate(table, Costs(cores=1))
+
+
 def test_its_program_is_legal_in_its_frame_and_with_sends_that_block():
     table = vocabulary(schedules.build("zb-h1", 4, 8))
     program = schedules.lower(table)
