@@ -279,7 +279,9 @@ def check_values(options):
         )
     table = options.get("table", "TABLE")
     must(
-        table in TABLES or table.endswith(".csv") or PLACEHOLDER.fullmatch(table),
+        table in (*TABLES, "vocabulary")
+        or table.endswith(".csv")
+        or PLACEHOLDER.fullmatch(table),
         f"there is no table {table}",
     )
     if options.get("script"):

@@ -78,7 +78,7 @@ DOORS = {
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
     ("core.comm.watch", "comm.job.watching"),
-    ("core.values", "passes.kinds"),
+    ("core.values", "passes.all_kinds"),
     ("core.errors", "errors"),
     ("core.nn.module", "nn.untrained"),
     ("core.autograd.backend", "autograd.devices"),

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import inf, nan
 from statistics import mean, median
 from string import Template
-from typing import Any
+from typing import Any, TypeVar
 
 from minipipe.cli.declaring import add_text
 from minipipe.cli.options import add_output
@@ -31,7 +32,13 @@ from minipipe.schedules.simulation.paper_scale import (
     published_runs,
     read_runs,
 )
+from minipipe.schedules.simulation.vocabulary_scale import (
+    NUM_MICROBATCHES,
+    VocabularyRun,
+    vocabulary_runs,
+)
 
+_VOCABULARY = "vocabulary"  # a table of another form
 _COLUMNS = (Run._fields[:8], Run._fields[8:])
 EPILOG = Template(help_text("paper")).substitute(
     terms="\n".join(f"  {name:14}{words}" for name, words in TERMS.items()),
@@ -46,11 +53,13 @@ _SIZES = (
     *("num_microbatches", "chunks_per_rank", "recompute"),
 )
 _FIELDS = {"chunks_per_rank": "chunks"}
+_VOCABULARY_HEAD = "p hidden layers s V MFU ratio predicted error"
+_R = TypeVar("_R")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    tables = f"one of {', '.join(TABLES)}, or your own file"
+    tables = f"one of {', '.join(_tables())}, or your own file"
     add_text(parser, "table", "TABLE|FILE.csv", tables)
     term = "leave out a term of the model; see below; may be repeated"
     several: dict[str, Any] = {"action": "append", "default": []}
@@ -63,8 +72,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_output(parser, costs)
 
 
+def _tables() -> tuple[str, ...]:
+    """Return the names of all published tables."""
+    return (*TABLES, _VOCABULARY)
+
+
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print a table with the published and the predicted time of each row."""
+    if options.table == _VOCABULARY:
+        return _print_vocabulary(options)
     for term in options.without:
         Spec(str, choices=tuple(TERMS), error=ScheduleError.of).check("--without", term)
     runs = _runs(options.table, options.model)
@@ -105,9 +121,14 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _runs(table: str, model: str | None) -> list[Run]:
     """Return the rows of a table with a model, or all."""
     runs = _all_runs(table)
-    chosen = [run for run in runs if model in (None, run.model)]
+    return _with_model(table, {run: run.model for run in runs}, model)
+
+
+def _with_model(table: str, models: Mapping[_R, str], model: str | None) -> list[_R]:
+    """Return the rows of a table with a model, or all."""
+    chosen = [run for run, name in models.items() if model in (None, name)]
     if not chosen:
-        known = ", ".join(dict.fromkeys(run.model for run in runs))
+        known = ", ".join(dict.fromkeys(models.values()))
         problem = f"No row of {quoted(table)} has the model {quoted(model)}"
         raise misuse(f"{problem}; it has {known}.")
     return chosen
@@ -118,7 +139,7 @@ def _all_runs(table: str) -> list[Run]:
     if table in TABLES:
         return published_runs(table)
     if not table.lower().endswith(".csv"):
-        reason = f"There is no table {quoted(table)}; expected {', '.join(TABLES)}"
+        reason = f"There is no table {quoted(table)}; expected {', '.join(_tables())}"
         raise misuse(f"{reason}, or a file that ends in .csv.")
     try:
         return read_runs(read_text(table))
@@ -207,3 +228,59 @@ def _sizes(run: Run) -> str:
         "stage": run.pipeline * run.chunks,
     }
     return ", ".join(counted(size, noun) for noun, size in sizes.items())
+
+
+# -- the table of vocabularies ---------------------------------------------------------
+
+
+def _print_vocabulary(options: argparse.Namespace) -> ExitStatus:
+    """Print the published and the predicted loss of efficiency of each row."""
+    if options.without or options.rates:
+        name = "--rates"
+        if options.without:
+            name = "--without"
+        raise misuse(
+            f"{name} does not apply to {_VOCABULARY}, which is predicted from numbers "
+            "of operations alone; leave it out."
+        )
+    models = {run: run.name for run in vocabulary_runs()}
+    runs = _with_model(_VOCABULARY, models, options.model)
+    if options.output is not None:
+        path = runs[0].costs().save(options.output)
+        ranks = counted(runs[0].ranks, "rank")
+        sizes = f"{ranks}, {counted(NUM_MICROBATCHES, 'microbatch')}"
+        text = f"wrote {printable(str(path))}: {sizes}, V={runs[0].vocabulary}"
+        return answer(options, {"wrote": str(path)}, text)
+    rows = _vocabulary_rows(runs)
+    summary = _summary(rows)
+    cells = [_VOCABULARY_HEAD.split()]
+    for row in rows:
+        ratios = (
+            f"{row['ratio']:.3f}",
+            f"{row['predicted_ratio']:.3f}",
+            _or_dash(row["error"], "{:+.1f} %", 100),
+        )
+        *shape, published = [row[name] for name in VocabularyRun.__dataclass_fields__]
+        cells.append([*map(str, shape), f"{published:.2f} %", *ratios])
+    figures = [f"{name} {100 * error:.1f} %" for name, error in summary.items()]
+    text = f"{text_table(cells, right=range(9))}\n\nerror of "
+    text += f"{sum(row['error'] is not None for row in rows)} ratios: "
+    text += f"{', '.join(figures)}\n\n{help_text('table_of_vocabulary')}"
+    return answer(options, {"rows": rows, "error": summary}, text)
+
+
+def _vocabulary_rows(runs: Sequence[VocabularyRun]) -> list[dict[str, Any]]:
+    """Return the results as data: each vocabulary beside the smallest one above it."""
+    rows = []
+    base = runs[0]
+    for run in runs:
+        error = None
+        if run.vocabulary <= base.vocabulary:
+            base = run
+        ratio = run.published / base.published
+        predicted = run.efficiency / base.efficiency
+        if run is not base:
+            error = predicted / ratio - 1
+        figures = {"ratio": ratio, "predicted_ratio": predicted, "error": error}
+        rows.append({**asdict(run), **figures})
+    return rows

@@ -453,7 +453,7 @@ def added_by_passes() -> Mapping[str, Kind]:
     from minipipe.core.familiar import optional
 
     with optional():
-        from minipipe.passes.kinds import ADDED
+        from minipipe.passes.all_kinds import ADDED
 
         return ADDED
     return {}

@@ -135,6 +135,10 @@ def partition_of(
     """
     num_flat = len(numbers)
     num_stages = len(placement)
+    if isinstance(partition, str):
+        message = f"partition is {partition!r}; expected a list of range. Pipeline(…) "
+        message += "also takes 'measured' and 'vocabulary'."
+        raise PartitionError("value", message)
     if partition is not None:
         parts = list(partition)
         is_of_model = (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minipipe.core.autograd import backend
+from minipipe.core.execution.executor import Handlers
 from minipipe.core.nn.module import computes_as
 from minipipe.core.nn.sequential import parameters_of
 from minipipe.core.schedules.analysis.verifier import verify
@@ -403,6 +404,12 @@ class Plan:
             if any(parameter.is_summed for parameter in self.part(stage).parameters()):
                 found.add(stage)
         return frozenset(found)
+
+    def with_handlers(self, handlers: Handlers, trains: bool = True) -> Handlers:
+        """Return the handlers of a call's rows; other plans add handlers of kinds that
+        a pass has added.
+        """
+        return handlers
 
     @property
     def is_half(self) -> bool:

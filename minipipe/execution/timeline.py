@@ -130,8 +130,9 @@ def _memory(program: Program, ranks: Sequence[Recorded]) -> dict[str, Any]:
 
 def _timed(program: Program) -> Program:
     """Return the program without sums and copies, which take their ranks no time."""
-    untimed = {ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD}
-    if untimed.isdisjoint(program.kinds):
+    beside = (kind for kind in program.kinds if kind.declaration.lane != "compute")
+    untimed = {kind for kind in beside if not kind.is_communication}
+    if not untimed:
         return program
     return program.with_rows(
         Program, ((a for a in row if a.kind not in untimed) for row in program.actions)

@@ -69,18 +69,20 @@ def _divided(
     group: ProcessGroup,
     axis: int,
     blocks: tuple[int, ...] | None = None,
+    kind: type[Shard] = Shard,
 ) -> ShardedParameter:
     """Return this rank's part of a parameter, with its first values or those that it
     has.
     """
-    kind = type(getattr(parameter, "owner", parameter))
-    if kind is not Parameter:
-        message = f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter."
+    owner = type(getattr(parameter, "owner", parameter))
+    if owner is not Parameter:
+        name = owner.__name__
+        message = f"A {name} cannot be divided; expected a whole nn.Parameter."
         raise ArgumentError("type", message)
     if parameter.num_uses > 1:
         message = "A parameter that several layers share cannot be divided; untie them."
         raise ArgumentError(message)
-    shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
+    shard = kind(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
         of = f"the {length} features or heads that its ranks share"
         divisor("The size of the group", group.size, length, of=of)

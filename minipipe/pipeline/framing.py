@@ -139,9 +139,8 @@ class Framing:
             from minipipe.execution import sharded
 
             handlers = {**handlers, **sharded.HANDLERS}
-        return make(
-            self.program(), handlers=self.handlers(handlers), observers=observers
-        )
+        handlers = self._plan.with_handlers(self.handlers(handlers))
+        return make(self.program(), handlers=handlers, observers=observers)
 
     def repeated(
         self, trainer: Executor, compiler: Any, last: RepeatedStep | None
@@ -170,13 +169,14 @@ class Framing:
         count : int
             How many microbatches they have.
         """
-        handlers = self.around(handlers_of(()), self._deliver_results)
+        handlers: Handlers = self.around(handlers_of(()), self._deliver_results)
         if stages := self._plan.sharded_stages:
             from minipipe.execution import sharded  # most models have no shards
 
             give_shards = partial(sharded.give_shards, stages=stages)
-            handlers |= sharded.HANDLERS
-            handlers["HANDSHAKE"] = and_then(self._begin, give_shards)
+            begin = and_then(self._begin, give_shards)
+            handlers = {**handlers, **sharded.HANDLERS, "HANDSHAKE": begin}
+        handlers = self._plan.with_handlers(handlers, trains=False)
         return make(self.forward_program(count), handlers=handlers)
 
     def around(self, handlers: Handlers, deliver: Handler) -> dict[str, Handler]:

@@ -18,6 +18,7 @@ from minipipe.execution.objective import Loss, Metric, Weight, Where
 if TYPE_CHECKING:
     from minipipe.tuning.memory import MakeOptimiser
 
+_Partitions = Literal["measured", "vocabulary", "vocabulary-one-barrier"]
 Taking = TypeVar("Taking", bound=Callable[..., Any])
 
 
@@ -55,7 +56,7 @@ class PipelineOptions(ModulesOptions, MeasuringOptions, total=False):
 
     schedule: str | Path | Schedule | Program
     chunks_per_rank: int | None
-    partition: Sequence[range] | Literal["measured"] | None
+    partition: Sequence[range] | _Partitions | None
     layer_costs: Sequence[float] | None
     gradient_blocks: int | None
 

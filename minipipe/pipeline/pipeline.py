@@ -140,7 +140,10 @@ class Pipeline(FamiliarPipeline):
         choice on standard error; to a terminal, or with ``progress=True``, it also
         reports the measurements; with ``progress=False`` nothing. ``print(pipeline)``
         shows the choice, and ``pipeline.advice`` the alternatives. Explicit options are
-        respected.
+        respected. ``partition="vocabulary"`` divides the last layer, an ``nn.Linear``
+        to the words of a vocabulary, by words over all ranks, with its cross-entropy;
+        ``"vocabulary-one-barrier"`` holds one microbatch less and sends more: see
+        ``minipipe/execution/vocabulary.py``.
 
     Attributes
     ----------

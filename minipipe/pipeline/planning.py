@@ -91,6 +91,11 @@ def planned(
     made: Any = model
     grid: Grid | None = None
     recompute = own["recompute"]
+    if str(options.get("partition")).startswith("vocabulary"):
+        from minipipe.execution.vocabulary import VocabularyPlan  # few plans divide it
+
+        made = VocabularyPlan(model, group, own, options)
+        return Planned(made, made.group, None, False)
     if isinstance(group, Grid):
         grid = group
         group = group.pipeline

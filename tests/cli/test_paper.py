@@ -134,3 +134,38 @@ def test_a_file_of_another_form_is_named(ask, tmp_path):
     path.write_text("a,b\n")
     status, _, err = ask("paper", path)
     assert status == 2 and "mine.csv': The first line is 'a,b'" in err
+
+
+def test_vocabularies_are_predicted_from_shapes_within_two_percent(ask):
+    status, out, err = ask("paper", "vocabulary")
+    assert (status, err) == (0, "")
+    assert "error of 18 ratios: mean 0.7 %, median 0.6 %, largest 1.9 %" in out
+    assert "read second hand" in out and max(map(len, out.splitlines())) <= 80
+    last = [line.split() for line in out.splitlines() if line.startswith("32 ")][-1]
+    assert last[4:] == ["262144", "21.63", "%", "0.495", "0.497", "+0.4", "%"]
+
+
+def test_one_model_of_vocabularies_is_shown_and_its_costs_serve_simulate(ask, tmp_path):
+    options = ("paper", "vocabulary", "--model", "8/3072/32")
+    rows = json.loads(ask(*options, "--json")[1])["rows"]
+    assert [row["error"] is None for row in rows] == [True, False, False, False] * 2
+    path = tmp_path / "wide.json"
+    status, out, _ = ask(*options, "-o", path)
+    assert (status, out) == (
+        0,
+        f"wrote {path}: 8 ranks, 128 microbatches, V=32768\n",
+    )
+    assert Costs.load(path).forward[-1] == pytest.approx(1 + 6 * 32768 / 4 / 245760)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--without", "head"], "--without does not apply to vocabulary"),
+        (["--rates", "memory=1e12"], "--rates does not apply to vocabulary"),
+        (["--model", "8B"], "it has 8/3072/32, 16/4096/48, 32/5120/64."),
+    ],
+)
+def test_what_does_not_apply_to_vocabularies_is_refused(options, words, ask):
+    status, out, err = ask("paper", "vocabulary", *options)
+    assert (status, out) == (2, "") and words in err

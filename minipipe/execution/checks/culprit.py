@@ -85,7 +85,8 @@ def _run_again(check: FiniteCheck, batch: Batch) -> Probe:
     # Another executor: it does not stack W, so a gradient belongs to one microbatch.
     # Nor does it sum over replicas: the probe looks at the gradients of each alone.
     row = plan.program.numbered[check.group.rank]
-    handlers = {**handlers_of(row), ActionKind.REDUCE_GRAD: _sum_nothing}
+    handlers = plan.with_handlers(handlers_of(row))
+    handlers = {**handlers, ActionKind.REDUCE_GRAD: _sum_nothing}
     executor = Executor(
         plan.program, check.stages, check.group, check.xp, handlers, journal()
     )

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from minipipe.core.flow import flow_of
-from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action import REDUCE_GRAD, Action
 from minipipe.core.schedules.action_table import ActionTable
-from minipipe.core.values import KINDS
 
 # by stage, its rank: the path of a microbatch through a table with replicas
 Pipeline = tuple[int, ...]
@@ -56,13 +55,11 @@ def gradient_sums(table: ActionTable) -> list[Members]:
     """
     flow = flow_of(table)
     met = defaultdict[tuple[object, ...], dict[int, Action]](dict)
-    without_messages = (kind for kind in table.kinds if not KINDS[kind].message)
-    kinds = {kind for kind in without_messages if KINDS[kind].meets}
-    if not kinds:
+    if REDUCE_GRAD not in table.kinds:
         return []
     for rank, row in enumerate(table.actions):
         for position, action in enumerate(row):
-            if action.kind in kinds:
+            if action.kind is REDUCE_GRAD:
                 met[flow.meeting(rank, position).key][rank] = action
     sums = []
     for key in sorted(met):

@@ -57,6 +57,11 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
     sizes = dict(_means((each.actions[0].stage, each.size) for each in sums))
     split = {stage for by_action in times for kind, stage in by_action if kind is I}
     backwards = {stage: I if stage in split else B for stage in stages}
+    declared = {kind for by_action in times for kind, _ in by_action} - {*ActionKind}
+    others = {}
+    for kind in sorted(declared):
+        if not kind.is_of_rank and kind.declaration.time:
+            others[kind.declaration.time] = [usual(kind, s) for s in stages]
     gradient_sizes: float | list[float] = 0.0
     if sizes:
         gradient_sizes = [sizes.get(s, 0.0) for s in stages]
@@ -71,6 +76,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "overlap": _median(chain.from_iterable(map(_overlaps, timelines, times))),
         "message_size": _message_sizes(timelines, len(stages)),
         "gradient_size": gradient_sizes,
+        "other": others or None,
         "unit": timelines[0].unit,
     }
 

@@ -19,7 +19,7 @@ from math import inf
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Level
-from minipipe.core.schedules.action import Action
+from minipipe.core.schedules.action import REDUCE_GRAD, Action
 from minipipe.core.schedules.action_table import ActionTable, check_table
 from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.core.schedules.analysis.verifier import verify
@@ -194,6 +194,14 @@ def _times(
     if hosts is None:
         rounds = complete_walk(step, sends_are_buffered=not rates.sends_block).rounds
         return times(flow, rates, rounds, num_steps, wait, _new_span)
+    for kind in sorted(table.kinds - {REDUCE_GRAD}):
+        if not (kind.declaration.lane or kind.is_communication):
+            message = (
+                f"{kind} runs beside the lanes of its rank, which is not simulated"
+            )
+            raise misuse(
+                f"{message} with shared cores or links: leave out cores, hosts."
+            )
     # on demand: most ranks share nothing
     from minipipe.simulation.shared import SharedClock
 
@@ -205,6 +213,9 @@ def _rates(table: ActionTable, costs: Costs) -> Rates:
     durations: dict[str, list[float]] = {str(kind): time for kind, time in of_kinds}
     for time in {kind.declaration.time for kind in table.rank_kinds} - {""}:
         durations[time] = costs.by_stage(time, table.num_ranks)
+    if any(kind.declaration.time == "latency" for kind in table.kinds):
+        count = max(table.num_ranks, table.num_stages)
+        durations["latency"] = costs.by_stage("latency", count)
     durations["copy"] = costs.copy_times(table.num_stages)
     sum_parts, durations["sum"] = map(list, zip(*costs.sum_times(table)))
     if "gather" not in (costs.other or {}):
@@ -287,7 +298,9 @@ def _sums(table: ActionTable, result: Times, costs: Costs) -> tuple[GradientSum,
     sizes = costs.by_stage("gradient_size", table.num_stages)
     for places in result.sums:
         spans = {rank: result.tasks[rank][position] for rank, position in places}
-        stage = spans[places[0][0]].action.stage
+        stage, kind, _ = spans[places[0][0]].action
+        if kind is not REDUCE_GRAD:
+            continue  # another sum than one of gradients
         ranks = tuple(rank for rank in table.ranks_of(stage) if rank in spans)
         actions, came, ends = zip(*map(spans.__getitem__, ranks))
         sums.append(GradientSum(actions, ranks, came, ends[0], sizes[stage]))
