@@ -195,6 +195,9 @@ def check_alike(a: Run, b: Run) -> None:
                 parts.append(f"only {letter} has {_listed(names)}")
         message = f"the runs record different arrays: {'; '.join(parts)}"
         raise ArgumentError("name", f"{message}. Record the same names in both.")
+    if not a.keys() & b.keys():
+        message = "the runs record no array of the same name; expected gradients/NAME"
+        raise ArgumentError("missing", f"{message}, not only parts of microbatches.")
     for name in sorted(a.keys() & b.keys()):
         if a[name].shape != b[name].shape:
             message = f"{name} has the shape {a[name].shape} in A, {b[name].shape} in B"

@@ -144,7 +144,7 @@ class Judge:
         if terms and length:
             bound *= max(1.0, sum(map(norm, terms)) / length)
         if self.spread:
-            bound = max(_SPREAD * self.spread[pair.name], 4 * arithmetic.unit)
+            bound = max(_SPREAD * self.spread.get(pair.name, 0.0), 4 * arithmetic.unit)
         difference = pair.difference(length, max(bound, allowed))
         if np.array_equal(pair.a, pair.b):
             return difference
@@ -281,7 +281,9 @@ class Judge:
         floor = 2 * arithmetic.unit * sqrt(step) * pair.length / update
         bound = floor + self.assumed.bound(arithmetic) * GROWTH ** (step - 1)
         if self.spread:
-            bound = floor + _SPREAD * self.spread[pair.name] * pair.length / update
+            bound = (
+                floor + _SPREAD * self.spread.get(pair.name, 0.0) * pair.length / update
+            )
         found = pair.difference(update, bound)
         where = f"{found.size:.1e} of the update, the bound is {bound:.1e}"
         is_small = self.assumed.optimiser != "sgd" and found.size < _SMALL

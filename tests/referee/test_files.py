@@ -37,6 +37,12 @@ def refusal(a, b, **options):
         ({"loss": ["x"]}, GOOD, "dtype", "expected real numbers"),
         ({"0.weight": [1.0]}, GOOD, "name", "--kind gradients or --kind weights"),
         ({}, GOOD, "missing", "A has no numbers"),
+        (
+            {"microbatch/0/gradients/0.weight": [1.0]},
+            {"microbatch/1/gradients/0.weight": [1.0]},
+            "missing",
+            "no array of the same name",
+        ),
         ({"loss": []}, {"loss": []}, "missing", "A has no numbers"),
         (3, GOOD, "type", "A is int; expected the path of a file"),
         ({"loss": [1], "losses": [1]}, GOOD, "duplicate", "record it once"),

@@ -142,6 +142,14 @@ def test_a_bug_beside_a_rounding_is_still_a_bug(mutant):
     assert referee(recorded(SMALL, "gradients"), b).verdict not in NO_BUG
 
 
+def test_one_wrong_value_is_no_rounding():
+    a = np.random.default_rng(0).standard_normal(400).astype(np.float32)
+    b = BFLOAT16.rounded(a.astype(np.float64))
+    assert referee({NAME: a}, {NAME: b}).verdict is Verdict.ROUNDING
+    b[7] = 0.0
+    assert referee({NAME: a}, {NAME: b}).verdict not in NO_BUG
+
+
 def test_rounding_agrees_with_the_formats_of_numpy():
     random = np.random.default_rng(0)
     values = random.standard_normal(3000) * 2.0 ** random.integers(-30, 15, 3000)
@@ -264,6 +272,21 @@ def test_repeated_functions_measure_their_own_bounds():
     for mutant in MUTANTS[:3]:
         wrong = varied(plan._replace(mutant=mutant))
         assert referee(varied(plan), wrong).verdict is Verdict.BUG
+
+
+def test_functions_with_few_digits_are_compared_by_their_microbatches():
+    plan = SMALL._replace(steps=1)
+    other = plan._replace(accumulate="bfloat16")
+
+    def function_of(plan):
+        def run(variation):
+            return recorded(plan._replace(nudge=variation.nudge), "microbatches")
+
+        return run
+
+    assert referee(function_of(plan), function_of(other)).verdict is Verdict.ROUNDING
+    same = referee(function_of(other), function_of(other._replace(shards=2)))
+    assert same.verdict in (*NO_BUG, Verdict.CANNOT_TELL)
 
 
 def test_honest_runs_are_equal_only_if_their_bits_are():
