@@ -12,7 +12,7 @@ from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer, figures
 from minipipe.core.specs import SCHEDULE_COUNT, TEXT_WIDTH
-from minipipe.errors import ScheduleError, counted, misuse
+from minipipe.errors import ScheduleError, counted, misuse, quoted
 from minipipe.io import columns_of_terminal, printable, write_whole
 from minipipe.render.files import check_ending, drawing
 from minipipe.render.text import draw_text
@@ -117,7 +117,9 @@ def _step(step: int | None, recorded: RecordedRun) -> int:
     count = len(recorded.timelines)
     if step >= count:
         steps = counted(count, "complete step")
-        raise misuse(f"--step is {step}, and the traces have {steps}, from 0.")
+        raise misuse(
+            f"--step is {quoted(step, 40)}, and the traces have {steps}, from 0."
+        )
     return step
 
 
