@@ -29,6 +29,8 @@ from minipipe.trace.report import (
 )
 from minipipe.trace.runs import RecordedRun, read_run
 
+_MOST_COLUMNS = 10_000
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -44,7 +46,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--step", least, "N", step)
     part = "the part of W in a whole backward, if a schedule splits it (default: 0.5)"
     add_number(parser, "--weight-part", FACTOR, "X", part, default=WEIGHT_PART)
-    width = TEXT_WIDTH._replace(error=ScheduleError.of)
+    bounds = f"{TEXT_WIDTH.minimum} to {_MOST_COLUMNS} columns"
+    width = TEXT_WIDTH._replace(
+        maximum=_MOST_COLUMNS, expected=bounds, error=ScheduleError.of
+    )
     columns = "columns of the drawing as text (default: terminal width)"
     add_number(parser, "--width", width, "N", columns)
     add_file(
