@@ -12,7 +12,7 @@ from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer, figures
 from minipipe.core.specs import SCHEDULE_COUNT, TEXT_WIDTH
-from minipipe.errors import ScheduleError, counted, misuse
+from minipipe.errors import ScheduleError, counted, misuse, quoted
 from minipipe.io import columns_of_terminal, printable, write_whole
 from minipipe.render.files import check_ending, drawing
 from minipipe.render.text import draw_text
@@ -29,6 +29,8 @@ from minipipe.trace.report import (
 )
 from minipipe.trace.runs import RecordedRun, read_run
 
+_MOST_COLUMNS = 10_000
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -44,7 +46,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--step", least, "N", step)
     part = "the part of W in a whole backward, if a schedule splits it (default: 0.5)"
     add_number(parser, "--weight-part", FACTOR, "X", part, default=WEIGHT_PART)
-    width = TEXT_WIDTH._replace(error=ScheduleError.of)
+    bounds = f"{TEXT_WIDTH.minimum} to {_MOST_COLUMNS} columns"
+    width = TEXT_WIDTH._replace(
+        maximum=_MOST_COLUMNS, expected=bounds, error=ScheduleError.of
+    )
     columns = "columns of the drawing as text (default: terminal width)"
     add_number(parser, "--width", width, "N", columns)
     add_file(
@@ -117,7 +122,9 @@ def _step(step: int | None, recorded: RecordedRun) -> int:
     count = len(recorded.timelines)
     if step >= count:
         steps = counted(count, "complete step")
-        raise misuse(f"--step is {step}, and the traces have {steps}, from 0.")
+        raise misuse(
+            f"--step is {quoted(step, 40)}, and the traces have {steps}, from 0."
+        )
     return step
 
 

@@ -62,6 +62,7 @@ COMMANDS = [
     "grade mine --only 05_bubble --late-factor 0.9 --times PATH",
     "grade mine --only 05_bubble --late-factor 0.9 --times PATH.json",
 ]
+WRITING = ("-o", "--write", "--plot", "coursework")
 PATHS = [
     "folder",
     "pipe",
@@ -119,5 +120,5 @@ def test_a_path_of_any_kind_is_taken_or_refused_in_a_sentence(here, paths, capsy
                     c.isprintable() or c == "\n" for c in said.err
                 ), shown
             assert status == 0 or said.err or said.out, shown
-            is_written = any(word in command for word in ("-o", "--plot", "coursework"))
+            is_written = any(word in command for word in WRITING)
             assert "cannot be written" not in said.err or is_written, shown
