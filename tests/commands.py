@@ -208,7 +208,8 @@ def check(command):
     """Raise ``Wrong`` for a command that cannot work."""
     # options that may be left out
     command = re.sub(r"\[(--[^\]]*)\]", r"\1", command).replace("…", "")
-    for part in re.split(r"&&|\|", command):
+    # a | between quotes belongs to an argument
+    for part in re.split(r"&&|\|(?=(?:[^']*'[^']*')*[^']*$)", command):
         try:
             words = shlex.split(part, comments=True)
         except ValueError:  # a sentence with an apostrophe
