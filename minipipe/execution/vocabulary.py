@@ -41,7 +41,7 @@ from minipipe.core.functional.loss import check_range_of_labels, not_labels
 from minipipe.core.nn.module import is_exactly
 from minipipe.core.nn.sequential import Sequential
 from minipipe.core.schedules.action import Action, F
-from minipipe.core.values import gives
+from minipipe.core.values import gives, takes
 from minipipe.errors import ArgumentError, ModelError
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.choosing import replicated
@@ -331,6 +331,7 @@ class Words:
     # -- the hidden state --------------------------------------------------------------
 
     @staticmethod
+    @takes("x")
     @gives("x", "graph", "result")
     def _forward(executor: Executor, action: Action, x: Payload | None = None) -> Any:
         """Run an F; on the last stage without the loss."""
@@ -341,6 +342,7 @@ class Words:
         finally:
             layer.passes_on = False
 
+    @takes("result")
     @gives("hidden")
     def _spread(self, executor: Executor, action: Action, result: Payload) -> Hidden:
         """Run a SPREAD: send a hidden state, its labels and its weight."""
@@ -372,6 +374,7 @@ class Words:
 
     # -- the first barrier -------------------------------------------------------------
 
+    @takes("hidden")
     @gives("scores", "statistics")
     def _score(self, executor: Executor, action: Action, hidden: Hidden) -> Any:
         """Run an S."""
@@ -388,6 +391,7 @@ class Words:
     def _is_single(executor: Executor) -> bool:
         return "SUM_T" not in executor.program.kinds
 
+    @takes("statistics")
     @gives("totals", "g")
     def _exchange(
         self, executor: Executor, action: Action, statistics: tuple[Hidden, list[Array]]
@@ -417,6 +421,7 @@ class Words:
 
     # -- the second barrier ------------------------------------------------------------
 
+    @takes("scores", "totals")
     @gives("part", "words dw", "scored")
     def _differentiate(
         self,
@@ -446,6 +451,7 @@ class Words:
             part = part_of_hidden(hidden, slopes, layer.weight.data)
         return part, None, None
 
+    @takes("part")
     @gives("g")
     def _add_up(
         self, executor: Executor, action: Action, part: Array
