@@ -163,7 +163,7 @@ def _scored(site: Site) -> tuple[Value, ...] | None:
 
 
 def _backward(declare: Callable[[Site], Uses | None], site: Site) -> Uses | None:
-    """Declare a B or I: the last stage, too, takes the gradient of its result."""
+    """Declare a B or I: also the last stage takes the gradient of its result."""
     uses = declare(site)
     if uses is None or "SUM_S" not in site.setting.kinds or not _is_last(site):
         return uses
