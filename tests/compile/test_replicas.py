@@ -79,7 +79,8 @@ CELLS = [(name, layout) for name, layouts in LAYOUTS.items() for layout in layou
 
 
 @pytest.mark.parametrize(
-    ("cell", "optimiser", "frozen"), covering(CELLS, OPTIMISERS, FROZEN, strength=1)
+    ("cell", "optimiser", "frozen"),
+    covering(CELLS, OPTIMISERS, FROZEN, strength=1, at_length=2),
 )
 def test_replicas_have_the_bits_of_eager_ones_and_repeat_their_steps(
     cell, optimiser, frozen
