@@ -167,7 +167,7 @@ def sentences():
         f"{reordered():.0f} % of the results",
         f"header of {message.HEADER_SIZE} bytes",
         f"up to {persistent.LONGEST >> 10} KiB",
-        f"yields the core up to {mpi._YIELDS} times",
+        f"yields the core up to {max(mpi._YIELDS)} times",
         "sleeps {:.0f} to {:.0f} µs".format(*(1e6 * pause for pause in mpi._SLEEPS)),
         (
             f"a step of ZB-H2 takes {per_step('zb-h2', True):g} units, or "

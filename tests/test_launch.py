@@ -33,6 +33,13 @@ def test_the_sample_alone_is_that_of_the_table(strength):
     assert sample_of(*AXES, strength=strength) == sample
 
 
+def test_a_table_that_is_too_large_has_the_samples_of_both_strengths():
+    parameters = covering(*AXES, strength=1, at_length=2)
+    assert quick(parameters) == sample_of(*AXES, strength=1)
+    pairs = set(sample_of(*AXES, strength=2))
+    assert {each.values for each in parameters} == pairs.union(quick(parameters))
+
+
 def test_a_sample_of_pairs_is_small_and_always_the_same():
     assert len(quick(covering(*AXES, strength=1))) <= 10
     # of 144; the two longest axes alone need 24

@@ -138,7 +138,7 @@ class CoreWatch:
 
 
 _KINDS = F, I, W, R
-_PARTS = 2**20  # of the cores: finer than the precision of the times
+_PARTS = 2**12  # of the cores: finer than the precision of the times
 # This part of the core time of waits counts as overhead: ranks poll for messages on
 # cores that other ranks need, and on idle ones. Worked out from one run of all
 # schedules, the median error of the predicted makespans was 3 and 11 % for 4 and 8
@@ -272,9 +272,10 @@ def costs_on_shared_cores(
     program: Program,
     timelines: Sequence[Timeline],
     times: Sequence[CoreTimes],
+    group: ProcessGroup | None = None,
 ) -> Costs:
     """Return costs that were measured on shared cores without the effect of sharing,
-    and with the cores. Local.
+    and with the cores. Collective in a group, local without one.
 
     They are unchanged if even the fastest actions took much longer than they had a
     core: then actions wait for something else, such as a sleep or a device.
@@ -290,6 +291,8 @@ def costs_on_shared_cores(
         One for each step.
     times : sequence of CoreTimes
         One for each step.
+    group : ProcessGroup, optional
+        Ranks that share the cores: one of them simulates, for all.
     """
     actions = np.median([step.actions for step in times], axis=0)
     # ranks for each core
@@ -302,7 +305,12 @@ def costs_on_shared_cores(
     overhead = median(step.overhead for step in times)
     alone = replace(costs, **of_stages, overhead=overhead)
     makespan = median(timeline.makespan for timeline in timelines)
-    return _with_cores(alone, hosts, program, makespan)
+    part = np.ones(1)
+    if group is None or group.rank == 0:
+        part[0] = _part_of_cores(alone, hosts, program, makespan)
+    if group is not None:
+        part = group.broadcast(part, what=part_of("measure_costs"))
+    return _with_cores(alone, hosts, part.item())
 
 
 def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
@@ -317,21 +325,26 @@ def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
     return np.where(np.isfinite(fastest), fastest, 0.0)
 
 
-def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -> Costs:
-    """Return the costs with the fraction of the cores with which the program takes this
-    long; at most all.
+def _part_of_cores(
+    costs: Costs, hosts: Hosts, program: Program, makespan: float
+) -> float:
+    """Return the fraction of the cores with which the program takes this long; at most
+    1.
     """
 
-    def with_part(part: float) -> Costs:
-        if len(hosts.cores) == 1:
-            return replace(costs, cores=part * hosts.cores[0])
-        shares = tuple(part * number for number in hosts.cores)
-        return replace(costs, cores=shares, hosts=hosts.of_rank)
-
     def is_enough(parts: int) -> bool:
-        return simulate(program, with_part(parts / _PARTS)).makespan <= makespan
+        shared = _with_cores(costs, hosts, parts / _PARTS)
+        return simulate(program, shared).makespan <= makespan
 
-    return with_part((1 + bisect_left(range(1, _PARTS), True, key=is_enough)) / _PARTS)
+    return (1 + bisect_left(range(1, _PARTS), True, key=is_enough)) / _PARTS
+
+
+def _with_cores(costs: Costs, hosts: Hosts, part: float) -> Costs:
+    """Return the costs with this fraction of the cores."""
+    if len(hosts.cores) == 1:
+        return replace(costs, cores=part * hosts.cores[0])
+    shares = tuple(part * number for number in hosts.cores)
+    return replace(costs, cores=shares, hosts=hosts.of_rank)
 
 
 MakeExecutor = Callable[..., Executor]
@@ -459,7 +472,9 @@ def measure_costs(
         watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[2:])
     if hosts is not None:
-        costs = costs_on_shared_cores(costs, hosts, program, timelines[2:], times[2:])
+        costs = costs_on_shared_cores(
+            costs, hosts, program, timelines[2:], times[2:], executor.group
+        )
     return _with_memory(costs, make_executor, plan, batch)
 
 

@@ -176,9 +176,10 @@ def test_most_cells_of_the_table_exist():
     ("name", "num_ranks", "features"),
     [
         slowly("1f1b", 2, ("plain", "dropout", "wait")),
-        slowly("zb-h1", 2, tuple(FEATURES)),
-        slowly("interleaved-1f1b", 2, tuple(FEATURES)),
-        slowly("zb-v", 2, tuple(FEATURES)),
+        # every feature once; on threads every schedule has every feature
+        slowly("zb-h1", 2, tuple(FEATURES)[::3]),
+        slowly("interleaved-1f1b", 2, tuple(FEATURES)[1::3]),
+        slowly("zb-v", 2, tuple(FEATURES)[2::3]),
         slowly("1f1b", 4, ("plain", "tied", "wait")),
     ],
 )

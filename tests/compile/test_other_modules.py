@@ -99,7 +99,7 @@ def both(model, schedule, xp, num_ranks):
     return zip(*spawn(run, num_ranks=num_ranks, take_turns=True))
 
 
-CASES = covering([*MODELS], SCHEDULES, [*MODULES], [1, 2, 4], strength=2)
+CASES = covering([*MODELS], SCHEDULES, [*MODULES], [1, 2, 4], strength=1, at_length=2)
 
 
 @pytest.mark.parametrize(("model", "schedule", "module", "num_ranks"), CASES)
@@ -247,7 +247,7 @@ def captured(monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "schedule", "num_ranks"),
-    covering([*MODELS], SCHEDULES, [1, 2, 4], strength=2),
+    covering([*MODELS], SCHEDULES, [1, 2, 4], strength=1, at_length=2),
 )
 def test_a_graph_captures_every_section(model, schedule, num_ranks, captured):
     """It computes the eager bits, from a capture in which nothing was computed.

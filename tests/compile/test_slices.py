@@ -64,9 +64,9 @@ def test_slices_have_the_bits_of_eager_ones(num_ranks, is_split):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_split", [False, True])
-@pytest.mark.parametrize(
-    ("num_ranks", "num_slices"), [(1, 1), (3, 3), (2, 5), (4, 2), (2, 13)]
+@pytest.mark.parametrize(  # the quick test has both kinds on one rank and on two
+    ("num_ranks", "num_slices", "is_split"),
+    [(1, 1, False), (3, 3, True), (2, 5, False), (4, 2, True), (2, 13, False)],
 )
 def test_any_number_of_slices_has_the_bits_of_eager_ones(
     num_ranks, num_slices, is_split

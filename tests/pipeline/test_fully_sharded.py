@@ -6,6 +6,7 @@ several, their sums are taken for each microbatch, so results agree within 1e-12
 """
 
 from collections import Counter
+from itertools import starmap
 from unittest import mock
 
 import array_api_strict
@@ -18,7 +19,7 @@ from minipipe import Grid, Pipeline, Plan, Tensor, functional, nn, optim, spawn
 from minipipe.errors import ArgumentError
 from minipipe.nn import fully_sharded
 from minipipe.testing import same_bits
-from tests.launch import mpirun_together, needs_mpi, slowly
+from tests.launch import mpirun_together, needs_mpi, sample_of, slowly
 from tests.pipeline.test_tensor_parallel import (
     CLOSE,
     IDS,
@@ -96,15 +97,16 @@ def test_so_it_has_with_another_array_module():
 SIZES = [(1, 2, 1), (2, 2, 1), (1, 4, 1), (2, 2, 2), (1, 2, 2), (2, 4, 1)]
 
 
+SCHEDULES = ("zb-h1", "1f1b", "gpipe", "interleaved-1f1b", "zb-v")
+QUICK = {((2, 2, 1), "zb-h1", False), ((1, 2, 2), "zb-h1", False)}
+OTHERS = {*sample_of(SIZES, SCHEDULES, (False, True))} - QUICK
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [size if i in (1, 4) else slowly(size) for i, size in enumerate(SIZES)],
+    ("sizes", "schedule", "recompute"),
+    [*sorted(QUICK), *starmap(slowly, sorted(OTHERS))],
     ids=str,
 )
-@pytest.mark.parametrize(
-    "schedule", ["zb-h1", *map(slowly, ["1f1b", "gpipe", "interleaved-1f1b", "zb-v"])]
-)
-@pytest.mark.parametrize("recompute", [False, slowly(True)])
 def test_a_training_on_a_grid_is_that_of_the_plain_model(sizes, schedule, recompute):
     make = {"schedule": schedule, "fully_sharded": True, "recompute": recompute}
     for found in spawn(

@@ -159,9 +159,7 @@ def values_through_mpirun(num_ranks, num_steps):
 
 
 @needs_mpi
-@pytest.mark.parametrize(
-    ("num_ranks", "num_steps"), [slowly(2, 2), slowly(2, 20), slowly(4, 20)]
-)
+@pytest.mark.parametrize(("num_ranks", "num_steps"), [slowly(2, 8), slowly(4, 8)])
 def test_many_steps_through_mpirun_have_the_losses_of_one_process(num_ranks, num_steps):
     values = values_through_mpirun(num_ranks, num_steps)
     # of each schedule a loss for each step, and what is left

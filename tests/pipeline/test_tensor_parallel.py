@@ -6,6 +6,7 @@ within rounding.
 
 from collections import Counter
 from functools import cache
+from itertools import starmap
 from unittest import mock
 
 import numpy as np
@@ -23,7 +24,7 @@ from minipipe.functional.parallel import (
     reduce_from,
 )
 from minipipe.testing import same_bits
-from tests.launch import mpirun_together, needs_mpi, slowly
+from tests.launch import mpirun_together, needs_mpi, sample_of, slowly
 
 SYMBOLS, WIDTH, LENGTH, MICROBATCHES = 12, 8, 5, 8
 IDS = np.random.default_rng(0).integers(0, SYMBOLS, (8, LENGTH))
@@ -118,13 +119,15 @@ SIZES = [
 ]
 
 
+QUICK = {(SIZES[0], "1f1b", True), (SIZES[4], "1f1b", True)}
+OTHERS = {*sample_of(SIZES, ("1f1b", "zb-h1", "gpipe"), (False, True))} - QUICK
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [size if i in (0, 4) else slowly(size) for i, size in enumerate(SIZES)],
+    ("sizes", "schedule", "is_head_divided"),
+    [*sorted(QUICK), *starmap(slowly, sorted(OTHERS))],
     ids=str,
 )
-@pytest.mark.parametrize("schedule", ["1f1b", slowly("zb-h1"), slowly("gpipe")])
-@pytest.mark.parametrize("is_head_divided", [True, slowly(False)])
 def test_a_training_on_a_grid_is_that_of_the_plain_model(
     sizes, schedule, is_head_divided
 ):
@@ -202,7 +205,7 @@ def large_enough(sizes):
 
 @needs_mpi
 @pytest.mark.slow  # in short: test_over_mpi.py
-@pytest.mark.parametrize("grids", [[(2, 1, 2)], EIGHT[:4], EIGHT[4:]], ids=str)
+@pytest.mark.parametrize("grids", [[(2, 1, 2)], EIGHT], ids=str)
 def test_so_it_is_over_mpi(grids):
     programs = {sizes: ("tests.pipeline.grid_over_mpi", *sizes) for sizes in grids}
     printed = mpirun_together(int(np.prod(grids[0])), programs)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.launch import ROOT, mpirun, needs_mpi, run, slowly
+from tests.launch import ROOT, mpirun, mpirun_together, needs_mpi, run, slowly
 
 RECIPES = sorted((ROOT / "tutorials" / "recipes").glob("*.py"))
 PAGE = (ROOT / "tutorials" / "README.md").read_text()
@@ -166,9 +166,9 @@ PROMISES = (
 def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
     alone = printed(run([sys.executable, path, "--quick"])).splitlines()[-1]
     assert re.search(r"\d\.\d{9}", alone), "no result to the last digit"
-    out = printed(mpirun(3, path, "--quick"))
-    assert out.splitlines()[-1] == alone
-    assert printed(mpirun(3, path, "--quick", "--compile")).splitlines()[-1] == alone
+    programs = {"eager": (path, "--quick"), "compiled": (path, "--quick", "--compile")}
+    (out, compiled) = mpirun_together(3, programs, is_silent=True).values()
+    assert out.splitlines()[-1] == compiled.splitlines()[-1] == alone
     (promise,) = (each for each in PROMISES if each.__name__ == path.stem)
     assert not promise(out), "a promise that even the quick size keeps says nothing"
 

@@ -185,7 +185,7 @@ def start(file=None):
     return Editor(Draft.of(schedules.one_f_one_b(2, 2)), file=file)
 
 
-@pytest.mark.parametrize("examples", [30, slowly(1000)])
+@pytest.mark.parametrize("examples", [30, slowly(400)])
 def test_a_refused_message_changes_nothing_and_an_accepted_one_leaves_a_page(examples):
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @given(st.lists(messages(), max_size=12))
