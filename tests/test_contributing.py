@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from minipipe.core.values import KINDS, NOUNS
-from minipipe.passes.kinds import ADDED
+from minipipe.passes.all_kinds import ADDED
 from tests.launch import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
