@@ -74,8 +74,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _points(exercises: list[Exercise], texts: list[str]) -> dict[str, float]:
-    """Return the points of each task; by default those of its tests, none of a
-    puzzle.
+    """Return the points of each task, by default one for each test; a puzzle has
+    none.
     """
     points = {}
     for name, number in parse_tasks(texts).items():

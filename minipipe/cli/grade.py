@@ -26,10 +26,12 @@ from minipipe.coursework.leaderboard import (
 )
 from minipipe.coursework.results import as_table
 from minipipe.coursework.several import grade_all
+from minipipe.coursework.similarity import similarities
 from minipipe.coursework.submission import directories_of, name_of, submissions_in
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
 from minipipe.errors import counted, misuse
+from minipipe.io import write_whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +105,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     with work:
         reports = grade_all(options.submissions, of_each=of_each, **common)
     files.write(reports)
-    return _all(reports, options, of_each, board)
+    data: dict[str, Any] = {"submissions": reports}
+    if options.similarity:
+        chosen = chosen_of(exercises, options.only)
+        similar = similarities(submissions, chosen)
+        write_whole(options.similarity, str(similar))
+        data["similarity"] = similar.as_data()
+    return _all(data, options, of_each, board)
 
 
 def _one(report: Report, options: argparse.Namespace) -> ExitStatus:
@@ -114,13 +122,13 @@ def _one(report: Report, options: argparse.Namespace) -> ExitStatus:
 
 
 def _all(
-    reports: list[dict[str, Any]],
+    data: dict[str, Any],
     options: argparse.Namespace,
     of_each: Callable[[str], dict[str, Any]],
     board: Leaderboard | None,
 ) -> ExitStatus:
     """Answer with the table of a class, after adding its schedules to a leaderboard."""
-    data: dict[str, Any] = {"submissions": reports}
+    reports = data["submissions"]
     text = as_table(reports)
     if board:
         students = ((_student_of(each, of_each), each["tasks"]) for each in reports)

@@ -17,7 +17,7 @@ from minipipe.coursework.submission import name_of
 from minipipe.errors import misuse, quoted
 from minipipe.io import write_whole
 
-_FILES = ("csv", "junit", "gradescope", "merge", "feedback")
+_FILES = ("csv", "junit", "gradescope", "merge", "feedback", "similarity")
 _OF_MERGE = ("roster", "key", "column")
 
 
@@ -36,6 +36,8 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "--key", "COLUMN", key)
     column = "column of the gradebook for scores (default: name of the assignment)"
     add_text(parser, "--column", "COLUMN", column)
+    similar = "compare the submissions, and write the similar passages; see below"
+    add_file(parser, "--similarity", similar)
 
 
 def wants_files(options: argparse.Namespace) -> bool:
@@ -54,7 +56,7 @@ class ResultFiles:
     Raises
     ------
     ArgumentError, FileError
-        Codes as those of :class:`minipipe.coursework.gradebook.Gradebook`.
+        Codes of :class:`minipipe.coursework.gradebook.Gradebook`.
     ScheduleError
         Code ``value``: a submission has no row in the roster or the gradebook.
     """
@@ -68,6 +70,10 @@ class ResultFiles:
             self._open_gradebook()
         elif others := [name for name in _OF_MERGE if getattr(options, name)]:
             raise misuse(f"--{others[0]} needs a gradebook: add --merge FILE.csv.")
+        if options.similarity and len(names) < 2:
+            raise misuse(
+                "--similarity compares submissions, and there is 1; name more."
+            )
         if options.feedback:
             options.feedback.mkdir(parents=True, exist_ok=True)
 

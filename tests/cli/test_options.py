@@ -177,6 +177,7 @@ def test_every_option_that_is_given_twice_is_refused_unless_it_is_repeatable(cap
         ("paper", "without"),
         ("grade", "only"),
         ("coursework", "only"),
+        ("assignment", "task"),
     }
 
 
