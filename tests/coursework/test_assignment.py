@@ -13,6 +13,7 @@ from minipipe.coursework.assignment import (
     read_assignment,
 )
 from minipipe.coursework.exercise import exercises_in, find_source, worth
+from minipipe.coursework.imports import given_names
 from minipipe.errors import MinipipeError
 from tests.coursework.small_course import CHECKS, SOLUTION, double
 
@@ -81,6 +82,31 @@ def test_no_task_is_graded_in_two_weeks():
     weeks = [name for name in PREPARED if name.startswith("week-")]
     tasks = [task for name in weeks for task in prepared(find_source(), name).points]
     assert len(tasks) == len(set(tasks))
+
+
+def test_the_pipeline_assignment_is_not_solved_by_calls_of_the_library(here):
+    """Its own tasks refuse `Pipeline`, schedules and the search, which would do it."""
+    points = prepared(find_source(), "pipeline-parallelism").points
+    for exercise in worth(exercises_in(find_source()), points):
+        names = {name for _, name in given_names(exercise.stub)}
+        assert names <= {"Tensor", "Action", "ActionKind", "Schedule", "walk"}
+    (here / "called").mkdir()
+    (here / "called" / "17_pipeline_step.py").write_text(
+        CALLED.format(stub=exercises_in(find_source())[16].stub)
+    )
+    report = grade("called", only="17_pipeline_step")
+    assert report.points == 0
+    assert any("minipipe.Pipeline" in flag for flag in report.tasks[0].flags)
+
+
+CALLED = """{stub}
+
+def make_pipeline(group, layers, loss, num_microbatches):
+    from minipipe import Pipeline, nn
+
+    model = nn.Sequential(*layers)
+    return Pipeline(model, group, loss=loss, num_microbatches=num_microbatches)
+"""
 
 
 def test_a_total_scales_the_points_of_all_tasks(here, capsys):
