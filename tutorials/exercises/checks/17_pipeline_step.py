@@ -162,7 +162,7 @@ def check(task, num_ranks, num_layers, count, sends_block=False, num_steps=1):
                 expect_close(gradient, other, what, tolerance=1e-6)
 
 
-def test_one_rank(task):
+def test_one_rank_alone(task):
     """On one rank a step is a loop over microbatches.
 
     Hint: the loss of the batch is the mean over microbatches, so each counts 1/m.
@@ -172,8 +172,6 @@ def test_one_rank(task):
 
 def test_two_ranks_have_the_gradients_of_one_process(task):
     """Four layers on two ranks: the loss and the bits of one process.
-
-    Points: 2
 
     Hint: a rank needs the gradient of its inputs: Tensor(array, requires_grad=True).
     """
@@ -194,8 +192,6 @@ def test_layers_are_divided_evenly(task):
 def test_microbatches_in_flight_are_those_of_1f1b(task):
     """Rank r of p sends p - r activations before it waits for the first gradient.
 
-    Points: 2
-
     Hint: with more, it is GPipe; with fewer, ranks wait for each other.
     """
     results = results_of(task, 4, 4, 8)
@@ -205,8 +201,6 @@ def test_microbatches_in_flight_are_those_of_1f1b(task):
 def test_nobody_waits_for_ever_although_sends_block(task):
     """Three ranks finish a step although each send blocks.
 
-    Points: 2
-
     Hint: before a rank sends a gradient back, the rank before it sends an activation.
     """
     check(task, 3, 3, 4, sends_block=True)
@@ -214,10 +208,7 @@ def test_nobody_waits_for_ever_although_sends_block(task):
 
 # HIDDEN
 def test_four_and_five_ranks_have_the_gradients_of_one_process(task):
-    """The same for more ranks, layers and microbatches.
-
-    Points: 2
-    """
+    """The same for more ranks, layers and microbatches."""
     check(task, 4, 9, 8)
     check(task, 5, 5, 6)
 
