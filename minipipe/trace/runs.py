@@ -263,7 +263,7 @@ def _check_complete(rows: Step, lanes: Sequence[Lane]) -> None:
         problem = f"No trace has stage {missing}"
         if len(absent) > 1:
             problem = f"No trace has the stages {missing}"
-        hint = "pass the traces of all ranks of the pipeline"
+        hint = "Pass the traces of all ranks of the pipeline"
         message = f"{problem}; there are traces of rank {have}{of_job}. {hint}"
         raise ScheduleError.of(Code.MISSING, f"{message}.")
 
