@@ -16,15 +16,16 @@ class WithExercises(build_py):
 
     def _get_data_files(self):
         found = super()._get_data_files()
-        for folder in (EXERCISES, EXERCISES / "checks"):
+        for folder in (EXERCISES, EXERCISES / "checks", EXERCISES / "assignments"):
             built = Path(
                 self.build_lib,
                 "minipipe",
                 "coursework",
                 folder.relative_to(EXERCISES.parent),
             )
+            kept = (".py", ".md", ".json")
             names = sorted(
-                path.name for path in folder.iterdir() if path.suffix in (".py", ".md")
+                path.name for path in folder.iterdir() if path.suffix in kept
             )
             found.append(("minipipe.coursework", str(folder), str(built), names))
         return found

@@ -352,6 +352,7 @@ TESTED_ELSEWHERE = [
     "compare",
     "export",
     "grade",
+    "assignment",
     "edit",
     "trace",
     "referee",

@@ -452,8 +452,9 @@ assert computed_again.makespan == 44
 #    try one fewer, `max(0, num_ranks - 2 - rank)`: what does that cost?
 # 2. Which holds less on rank 1 with 8 microbatches: GPipe with recomputation or 1F1B
 #    without? Predict it from the bytes above, then call `run(gpipe, recompute=True)`.
-# 3. The coursework tasks for this lesson are `06_warmup`, `07_recompute` and
-#    `12_memory_peak`.
+# 3. The coursework tasks for this lesson are `06_warmup`, `07_recompute`,
+#    `12_memory_peak` and, larger than the others, `17_pipeline_step`: a whole training
+#    step on several ranks.
 #
 # <details>
 # <summary>Answers</summary>

@@ -10,6 +10,7 @@ from typing import Any
 
 from minipipe.cli.coursework import SOURCE_HELP
 from minipipe.cli.declaring import add_file, add_flag, add_text
+from minipipe.cli.grade_files import ResultFiles, add_file_options, wants_files
 from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer, fields
 from minipipe.cli.progress import Progress
@@ -23,8 +24,9 @@ from minipipe.coursework.leaderboard import (
     schedules_in,
     standings_as_json,
 )
-from minipipe.coursework.results import as_csv, as_gradescope, as_junit, as_table
+from minipipe.coursework.results import as_table
 from minipipe.coursework.several import grade_all
+from minipipe.coursework.similarity import similarities
 from minipipe.coursework.submission import directories_of, name_of, submissions_in
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
@@ -45,9 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
     jobs = "submissions graded in parallel (default: one per core)"
     add_number(parser, "--jobs", COUNT, "N", jobs)
-    add_file(parser, "--csv", "write one row per submission")
-    add_file(parser, "--junit", "write JUnit XML, one case per test")
-    add_file(parser, "--gradescope", "write results.json for one submission")
     board = (
         "verify the schedules of a puzzle, add them to this file and print it; without "
         "submissions: print it"
@@ -73,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "submission_metadata.json"
     )
     add_file(parser, "--times", times)
+    add_file_options(parser)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -91,28 +91,27 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _show(options, board)
     submissions = submissions_in(options.submissions, files_of(exercises))
     common = fields(options, "source", "only", "time_limit")
-    files = (options.csv, options.junit, options.gradescope)
     count = counted(len(submissions), "submission")
     work = Progress(f"grading {count}", is_long=False)
-    if len(submissions) == 1 and not any((*files, board)):
+    if len(submissions) == 1 and board is None and not wants_files(options):
         of_student = of_each(name_of(submissions[0]))
         with work:
             report = grade(submissions[0], **common, **of_student)
         return _one(report, options)
+    files = ResultFiles(options, submissions)
     _check(options, len(submissions))
     common |= fields(options, "jobs", "hide_hidden")
+    common["feedback"] = bool(options.feedback)
     with work:
         reports = grade_all(options.submissions, of_each=of_each, **common)
-    _write(reports, options)
-    data = {"submissions": reports}
-    text = as_table(reports)
-    if board:
-        students = ((_student_of(each, of_each), each["tasks"]) for each in reports)
-        entries = board.add((name, schedules_in(tasks)) for name, tasks in students)
-        data["leaderboard"] = standings_as_json(entries)
-        text = f"{text}\n\n{as_text(entries)}"
-    passed = all(report["passed"] for report in reports)
-    return answer(options, data, text, ExitStatus(not passed))
+    files.write(reports)
+    data: dict[str, Any] = {"submissions": reports}
+    if options.similarity:
+        chosen = chosen_of(exercises, options.only)
+        similar = similarities(submissions, chosen)
+        write_whole(options.similarity, str(similar))
+        data["similarity"] = similar.as_data()
+    return _all(data, options, of_each, board)
 
 
 def _one(report: Report, options: argparse.Namespace) -> ExitStatus:
@@ -122,14 +121,22 @@ def _one(report: Report, options: argparse.Namespace) -> ExitStatus:
     return answer(options, report.as_json(), report, ExitStatus(not report.passed))
 
 
-def _write(reports: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Write the reports for other programs."""
-    if options.csv:
-        write_whole(options.csv, as_csv(reports))
-    if options.junit:
-        write_whole(options.junit, as_junit(reports))
-    if options.gradescope:
-        write_whole(options.gradescope, as_gradescope(reports[0]))
+def _all(
+    data: dict[str, Any],
+    options: argparse.Namespace,
+    of_each: Callable[[str], dict[str, Any]],
+    board: Leaderboard | None,
+) -> ExitStatus:
+    """Answer with the table of a class, after adding its schedules to a leaderboard."""
+    reports = data["submissions"]
+    text = as_table(reports)
+    if board:
+        students = ((_student_of(each, of_each), each["tasks"]) for each in reports)
+        entries = board.add((name, schedules_in(tasks)) for name, tasks in students)
+        data["leaderboard"] = standings_as_json(entries)
+        text = f"{text}\n\n{as_text(entries)}"
+    passed = all(report["passed"] for report in reports)
+    return answer(options, data, text, ExitStatus(not passed))
 
 
 def _student_of(
@@ -172,7 +179,7 @@ def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
 
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
-    if board is None or options.csv or options.junit or options.gradescope:
+    if board is None or wants_files(options):
         problem = "Expected a submission, such as `minipipe grade mine`"
         raise misuse(f"{problem}; --leaderboard FILE alone prints that file.")
     entries = board.read()

@@ -50,6 +50,7 @@ VERBS = {
     "export": "write what each rank of a program does as a file of NumPy",
     "run": "start an MPI job, and restart it when it fails",
     "coursework": "write the exercises for students, instructors and autograders",
+    "assignment": "compose an assignment from tasks, with points of its own",
     "grade": "run the tests of submissions, and print their points",
     "info": "print versions, MPI library, devices and BLAS threads",
 }

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from minipipe._lazy import __version__
+from minipipe.coursework.assignment import FILE, Assignment
 from minipipe.coursework.exercise import Exercise, total
 from minipipe.coursework.templating import template
 from minipipe.errors import CourseworkError
@@ -44,6 +45,9 @@ def as_archive(exercises: Sequence[Exercise], options: str = "") -> bytes:
     for exercise in exercises:
         content[f"exercises/{exercise.name}.py"] = exercise.solution.encode()
         content[f"exercises/checks/{exercise.name}.py"] = exercise.checks.encode()
+    points = {each.name: each.worth for each in exercises if each.worth is not None}
+    if points:
+        content[f"exercises/{FILE}"] = Assignment("", points).as_json().encode()
     return _zipped({**content, name: wheel})
 
 

@@ -74,10 +74,24 @@ def read_times(path: str | Path) -> SubmissionTimes:
         Codes ``value`` and ``type``.
     FileError
     """
+    if Path(path).suffix.lower() == ".json":
+        return _of_gradescope(read_text(path, _LONGEST), path)
+    times = {name: moment(time) for name, time in pairs_in(path, "time")}
+    return SubmissionTimes(times)
+
+
+def pairs_in(path: str | Path, value: str) -> list[tuple[str, str]]:
+    """Read CSV lines ``submission,VALUE``, perhaps below a line with these words.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: a line has another form, or two have the same submission.
+    FileError
+        Codes of :func:`minipipe.io.read_text`, and ``damaged``: it is not CSV.
+    """
     text = read_text(path, _LONGEST)
     named = quoted(str(path), 200)
-    if Path(path).suffix.lower() == ".json":
-        return _of_gradescope(text, path)
     try:
         rows = [cells for _, cells in parse_csv(text)]
     except ArgumentError as error:
@@ -85,16 +99,16 @@ def read_times(path: str | Path) -> SubmissionTimes:
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
         problem = f"A line of {named} is {quoted(','.join(wrong))}"
-        raise ArgumentError(f"{problem}; expected `submission,time`.")
-    if rows and rows[0][1].strip() == "time":
+        raise ArgumentError(f"{problem}; expected `submission,{value}`.")
+    if rows and rows[0][1].strip() == value:
         del rows[0]
-    times: dict[str, datetime] = {}
-    for name, time in rows:
-        if name.strip() in times:
-            problem = f"{named} has two times for {quoted(name.strip())}"
+    pairs: dict[str, str] = {}
+    for name, text in rows:
+        if name.strip() in pairs:
+            problem = f"{named} has two {value}s for {quoted(name.strip())}"
             raise ArgumentError(f"{problem}; keep one line for each.")
-        times[name.strip()] = moment(time)
-    return SubmissionTimes(times)
+        pairs[name.strip()] = text
+    return [*pairs.items()]
 
 
 def _not_of_gradescope(path: str | Path, reason: str) -> FileError:

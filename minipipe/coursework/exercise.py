@@ -43,7 +43,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -54,6 +54,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
+from minipipe.coursework.assignment import apportioned, assignment_of
 from minipipe.errors import CourseworkError, quoted
 from minipipe.io import read_text
 
@@ -98,12 +99,15 @@ class Exercise:
     checks : str
         The text of the file with its tests.
     checks_path : Path
+    worth : float, optional
+        The points in an assignment; by default each test counts its own.
     """
 
     name: str
     solution: str = field(repr=False)
     checks: str = field(repr=False)
     checks_path: Path
+    worth: float | None = None
 
     @cached_property
     def statement(self) -> str:
@@ -174,9 +178,17 @@ class Exercise:
 
     @property
     def _variants_node(self) -> ast.Assign | None:
+        return self._assigned("VARIANTS")
+
+    @property
+    def is_puzzle(self) -> bool:
+        """Whether its checks have ``LEVELS``."""
+        return self._assigned("LEVELS") is not None
+
+    def _assigned(self, name: str) -> ast.Assign | None:
         for node in ast.parse(self.checks).body:
             match node:
-                case ast.Assign(targets=[ast.Name("VARIANTS")]):
+                case ast.Assign(targets=[ast.Name(target)]) if target == name:
                     return node
         return None
 
@@ -231,7 +243,10 @@ class Exercise:
             if node.name.startswith("test_"):
                 parts = _parts_of(ast.get_docstring(node) or "")
                 tests.append(Test(node.name, *parts, node.lineno > last_visible))
-        return tuple(tests)
+        if self.worth is None:
+            return tuple(tests)
+        weights = apportioned([test.weight for test in tests], self.worth)
+        return tuple(map(_with_weight, tests, weights))
 
     @property
     def _functions(self) -> list[ast.FunctionDef]:
@@ -321,6 +336,10 @@ class Exercise:
                 raise self._broken(f"{reason}, letter for letter")
 
 
+def _with_weight(test: Test, weight: float) -> Test:
+    return test._replace(weight=weight)
+
+
 def _are_alternatives(group: Any) -> bool:
     """Whether a group of ``VARIANTS`` has two or more tuples with equally many texts;
     raises TypeError for what has no length.
@@ -404,9 +423,32 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
         exercise = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         exercise.check()
         exercises.append(exercise)
+    if assignment := assignment_of(source):
+        exercises = worth(exercises, assignment.points)
     if student is None:
         return exercises
     return [exercise.for_student(student) for exercise in exercises]
+
+
+def worth(exercises: Iterable[Exercise], points: Mapping[str, float]) -> list[Exercise]:
+    """Return the exercises of an assignment, with its points.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``name``, if a task does not exist, and ``value``, if a puzzle is graded: a
+        search solves it.
+    """
+    known = list(exercises)
+    chosen = []
+    for name, number in points.items():
+        exercise = named(known, name)
+        if exercise.is_puzzle and number:
+            problem = f"{name} is a puzzle, which `minipipe search` solves"
+            how = f"count no points for it: {name}=0"
+            raise CourseworkError("value", f"{problem}; {how}.")
+        chosen.append(replace(exercise, worth=number))
+    return sorted(chosen, key=lambda exercise: exercise.name)
 
 
 def named(exercises: Iterable[Exercise], name: str) -> Exercise:

@@ -35,6 +35,7 @@ def grade_all(
     jobs: int | None = None,
     of_each: Callable[[str], dict[str, Any]] = lambda name: {},
     hide_hidden: bool = False,
+    feedback: bool = False,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Grade submissions in parallel, and return their reports as data, in the order
@@ -52,6 +53,9 @@ def grade_all(
         before any is graded.
     hide_hidden : bool
         Whether the reports leave out the details of hidden tests.
+    feedback : bool
+        Whether each report has a further text ``feedback`` for the student, without
+        these details.
     **options
         The options of :func:`grade`, for all submissions.
 
@@ -73,7 +77,7 @@ def grade_all(
             both = " and ".join(f"'{path}'" for path, each in pairs if each == name)
             reason = f"{both} have the same name, {name}"
             raise CourseworkError("not-found", f"{reason}; points are listed by name.")
-    options["hide_hidden"] = hide_hidden
+    options |= {"hide_hidden": hide_hidden, "feedback": feedback}
     options["workers"] = 2 if len(submissions) == 1 else 1
     tasks = []
     for path, name in zip(submissions, names):
@@ -107,6 +111,7 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
     options = job.copy()
     name = options.pop("name")
     hide_hidden = options.pop("hide_hidden")
+    feedback = options.pop("feedback")
     try:
         if problem:
             raise CourseworkError("not-found", problem)
@@ -115,9 +120,13 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
         exercises = exercises_in(find_source(job.get("source")))
         chosen = chosen_of(exercises, job.get("only"))
         report = not_graded(job["directory"], name, chosen, error.message)
+    for_student = report.without_hidden()
     if hide_hidden:
-        report = report.without_hidden()
-    return report.as_json()
+        report = for_student
+    data = report.as_json()
+    if feedback:
+        data["feedback"] = f"{for_student}\n"
+    return data
 
 
 def main() -> None:

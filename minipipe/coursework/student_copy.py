@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
+from minipipe.coursework.assignment import FILE, Assignment
 from minipipe.coursework.exercise import Exercise, exercises_in, find_source, total
 from minipipe.coursework.templating import template
 from minipipe.errors import CourseworkError, quoted
@@ -55,19 +56,55 @@ def write_coursework(
     copies = _copies(
         exercises_in(find_source(source), student), student, is_own=source is not None
     )
-    directory = Path(directory)
+    return write_directory(Path(directory), copies)
+
+
+def write_assignment(
+    directory: Path, exercises: Sequence[Exercise], assignment: Assignment
+) -> list[Path]:
+    """Write an assignment as a directory of exercises, for ``--source``.
+
+    Parameters
+    ----------
+    directory : Path
+        A new or empty directory.
+    exercises : sequence of Exercise
+        The tasks of the assignment.
+    assignment : Assignment
+
+    Raises
+    ------
+    CourseworkError
+        Codes ``not-found`` and ``unwritable``.
+    """
+    files = {FILE: assignment.as_json()}
+    for exercise in exercises:
+        files[f"{exercise.name}.py"] = exercise.solution
+        files[f"checks/{exercise.name}.py"] = exercise.checks
+    return write_directory(directory, files)
+
+
+def write_directory(directory: Path, files: Mapping[str, str]) -> list[Path]:
+    """Write texts by name into a new or empty directory, and return their paths.
+
+    Raises
+    ------
+    CourseworkError
+        Codes ``not-found`` and ``unwritable``.
+    """
     try:
         _check_is_empty(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in copies.items():
-            (directory / name).write_bytes(text.encode())
+        for name, text in files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
     except CourseworkError:
         raise
     except (OSError, ValueError) as error:  # such as a name with a NUL
         reason = getattr(error, "strerror", None) or str(error)
         message = f"{quoted(str(directory), 200)} cannot be written: {reason}."
         raise CourseworkError("not-found", message) from None
-    return [directory / name for name in copies]
+    return [directory / name for name in files]
 
 
 def _check_is_empty(directory: Path) -> None:

@@ -30,6 +30,7 @@ COMMANDS = {
     "export": ["program.py", "-o=exported"],
     "edit": ["nowhere"],
     "coursework": ["nowhere/x.pdf"],
+    "assignment": ["nowhere"],
     "grade": ["nowhere"],
     "info": [],
 }

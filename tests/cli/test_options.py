@@ -33,6 +33,7 @@ LITTLE = {
     "referee": ["a.npz", "b.npz"],
     "export": ["program.py", "-o=exported"],
     "coursework": ["copy"],
+    "assignment": ["quiz", "--task=05_bubble"],
     "grade": ["--only=05_bubble", "mine"],
     "info": [],
 }
@@ -176,6 +177,7 @@ def test_every_option_that_is_given_twice_is_refused_unless_it_is_repeatable(cap
         ("paper", "without"),
         ("grade", "only"),
         ("coursework", "only"),
+        ("assignment", "task"),
     }
 
 

@@ -52,6 +52,7 @@ COMMANDS = {
     "referee": ("{folder}/a.npz {folder}/b.npz", 1),
     "export": ("--ranks 1 -o {new} {folder}/trains.py", 0),
     "coursework": ("{new}", 0),
+    "assignment": ("quiz --task 05_bubble -o {new}", 0),
     "grade": ("{folder}/mine --only 05_bubble", 1),
     "info": ("", 0),
 }

@@ -13,6 +13,7 @@ from minipipe.coursework.checking import load, run_test
 from minipipe.coursework.exercise import exercises_in, find_source
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective
+from minipipe.search.finding import find_schedule
 from tests.coursework.small_course import asked_here
 from tests.launch import ROOT
 
@@ -233,6 +234,17 @@ def test_the_par_of_a_level_cannot_be_beaten_and_no_named_schedule_has_it(number
         schedule = schedules.build(name, level.num_ranks, level.num_microbatches)
         if max(schedules.peak_activations(schedule)) <= level.memory_limit:
             assert simulate(schedule, level.costs).makespan > level.par
+
+
+@by_level
+@pytest.mark.slow
+def test_a_search_reaches_par_so_that_no_assignment_grades_the_puzzle(number):
+    level = LEVELS[number]
+    workload = level.costs.workload(
+        range(level.num_ranks), level.num_microbatches, level.memory_limit
+    )
+    result = find_schedule(workload, Objective.MAKESPAN, evaluations=5000)
+    assert simulate(result.schedule, level.costs).makespan == level.par
 
 
 @by_level

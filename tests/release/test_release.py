@@ -50,7 +50,8 @@ COMMANDS = {
         "wrote rank0.py to exported",
     ),
     "run": ("run -n 2 train.py", 0, "loss 2."),
-    "coursework": ("coursework another", 0, "wrote 16 tasks to another"),
+    "coursework": ("coursework another", 0, "wrote 17 tasks to another"),
+    "assignment": ("assignment week-2 --total 50", 0, "wrote 5 tasks with 50 points"),
     "grade": ("grade mine --only 05_bubble", 0, "05_bubble"),
     "info": ("info", 0, f"minipipe     {VERSION}"),
 }

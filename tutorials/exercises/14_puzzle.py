@@ -25,6 +25,9 @@ only the numbers of F, I and W that each rank has done matter. There are 3,391 s
 states up to unit 31, and all ranks are done in none of the states before it. (Lesson 16
 explains such proofs.)
 
+`minipipe search` reaches par on every level in a minute. So an assignment counts no
+points here; what you learn, and the leaderboard, are the reward.
+
 To try something out, write it to a file. Start from the rows of 1F1B:
     minipipe show 1f1b --ranks 3 --microbatches 4 --format rows -o mine.txt
     minipipe check mine.txt --memory-limit 3

@@ -1,0 +1,86 @@
+"""``minipipe assignment``: some tasks with points of their own, as a directory that the
+other commands take as ``--source``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from minipipe.cli.coursework import SOURCE_HELP
+from minipipe.cli.declaring import add_file, add_text
+from minipipe.cli.numbers import add_number
+from minipipe.cli.output import ExitStatus, answer
+from minipipe.coursework.assignment import (
+    POINTS,
+    Assignment,
+    apportioned,
+    parse_tasks,
+    prepared,
+)
+from minipipe.coursework.exercise import (
+    Exercise,
+    exercises_in,
+    find_source,
+    named,
+    total,
+    worth,
+)
+from minipipe.coursework.student_copy import write_assignment
+from minipipe.errors import counted
+from minipipe.io import printable
+
+_TOTAL = POINTS._replace(above=0, minimum=None, expected="points, above 0")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    name = "a prepared assignment, or with --task the name of your own"
+    add_text(parser, "name", "NAME", name)
+    task = "a task and its points (default: one for each test); repeat it for several"
+    parser.add_argument("--task", action="append", metavar="TASK[=POINTS]", help=task)
+    scale = "scale the points so that they add up to N"
+    add_number(parser, "--total", _TOTAL, "N", scale)
+    add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
+    output = "new directory to write (default: NAME)"
+    add = parser.add_argument
+    add("-o", "--output", type=Path, metavar="DIR", help=output)
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Write the directory of the assignment, and say how to hand it out."""
+    source = find_source(options.source)
+    exercises = exercises_in(source)
+    if options.task:
+        points = _points(exercises, options.task)
+        assignment = Assignment(options.name, points)
+    else:
+        assignment = prepared(source, options.name)
+    if options.total is not None:
+        shares = apportioned([*assignment.points.values()], options.total)
+        assignment = assignment._replace(points=dict(zip(assignment.points, shares)))
+    chosen = worth(exercises, assignment.points)
+    directory = options.output or Path(options.name)
+    write_assignment(directory, chosen, assignment)
+    possible = total(exercise.points for exercise in chosen)
+    tasks = counted(len(chosen), "task")
+    where = printable(str(directory))
+    text = f"wrote {tasks} with {counted(possible, 'point')} to {where}"
+    rows = [f"    {each.name}  {each.points}" for each in chosen]
+    text = "\n".join([text, *rows, f"hand it out and grade it with --source {where}"])
+    data = {"directory": str(directory), "possible": possible}
+    by_task = {exercise.name: exercise.points for exercise in chosen}
+    return answer(options, {**data, "tasks": by_task}, text)
+
+
+def _points(exercises: list[Exercise], texts: list[str]) -> dict[str, float]:
+    """Return the points of each task, by default one for each test; a puzzle has
+    none.
+    """
+    points = {}
+    for name, number in parse_tasks(texts).items():
+        exercise = named(exercises, name)
+        if number is None:
+            number = exercise.points * (not exercise.is_puzzle)
+        points[name] = number
+    return points

@@ -1,0 +1,110 @@
+"""The files that ``minipipe grade`` writes about a class: tables, feedback, scores in a
+gradebook.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from minipipe.cli.declaring import add_file, add_text
+from minipipe.coursework.assignment import assignment_of
+from minipipe.coursework.exercise import find_source
+from minipipe.coursework.gradebook import Gradebook, read_roster
+from minipipe.coursework.results import as_csv, as_gradescope, as_junit
+from minipipe.coursework.submission import name_of
+from minipipe.errors import misuse, quoted
+from minipipe.io import write_whole
+
+_FILES = ("csv", "junit", "gradescope", "merge", "feedback", "similarity")
+_OF_MERGE = ("roster", "key", "column")
+
+
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that name files of results, and the gradebook."""
+    add_file(parser, "--csv", "write one row per submission")
+    add_file(parser, "--junit", "write JUnit XML, one case per test")
+    add_file(parser, "--gradescope", "write results.json for one submission")
+    feedback = "write a report for each student, without hidden tests"
+    add_file(parser, "--feedback", feedback, metavar="DIR")
+    merge = "write the scores into a column of this CSV file, a gradebook"
+    add_file(parser, "--merge", merge)
+    roster = "lines `submission,student`: the students' names in the gradebook"
+    add_file(parser, "--roster", roster)
+    key = "column of the gradebook that names students (default: the first)"
+    add_text(parser, "--key", "COLUMN", key)
+    column = "column of the gradebook for scores (default: name of the assignment)"
+    add_text(parser, "--column", "COLUMN", column)
+    similar = "compare the submissions, and write the similar passages; see below"
+    add_file(parser, "--similarity", similar)
+
+
+def wants_files(options: argparse.Namespace) -> bool:
+    """Return whether any file of results is asked for."""
+    return any(getattr(options, name) for name in (*_FILES, *_OF_MERGE))
+
+
+class ResultFiles:
+    """The files of one grading; what does not fit is refused before it begins.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+    submissions : list of Path
+
+    Raises
+    ------
+    ArgumentError, FileError
+        Codes of :class:`minipipe.coursework.gradebook.Gradebook`.
+    ScheduleError
+        Code ``value``: a submission has no row in the roster or the gradebook.
+    """
+
+    def __init__(self, options: argparse.Namespace, submissions: list[Path]) -> None:
+        self._options = options
+        names = [*map(name_of, submissions)]
+        self._students = dict(zip(names, names))
+        self._book: Gradebook | None = None
+        if options.merge:
+            self._open_gradebook()
+        elif others := [name for name in _OF_MERGE if getattr(options, name)]:
+            raise misuse(f"--{others[0]} needs a gradebook: add --merge FILE.csv.")
+        if options.similarity and len(names) < 2:
+            raise misuse(
+                "--similarity compares submissions, and there is 1; name more."
+            )
+        if options.feedback:
+            options.feedback.mkdir(parents=True, exist_ok=True)
+
+    def _open_gradebook(self) -> None:
+        options = self._options
+        if options.roster:
+            roster = read_roster(options.roster)
+            for name in self._students:
+                if name not in roster:
+                    problem = f"The file of --roster has no line for {quoted(name)}"
+                    raise misuse(f"{problem}; add one.")
+                self._students[name] = roster[name]
+        self._book = Gradebook(options.merge, options.key)
+        self._book.check(self._students.values())
+
+    def write(self, reports: list[dict[str, Any]]) -> None:
+        """Write the files; the feedback is taken out of the reports."""
+        options = self._options
+        if options.csv:
+            write_whole(options.csv, as_csv(reports))
+        if options.junit:
+            write_whole(options.junit, as_junit(reports))
+        if options.gradescope:
+            write_whole(options.gradescope, as_gradescope(reports[0]))
+        if options.feedback:
+            for report in reports:
+                path = options.feedback / f"{report['submission']}.txt"
+                write_whole(path, report.pop("feedback"))
+        if self._book:
+            assignment = assignment_of(find_source(options.source))
+            column = options.column or (assignment and assignment.name) or "minipipe"
+            by_name = {each["submission"]: each["score"] for each in reports}
+            scores = {self._students[name]: by_name[name] for name in by_name}
+            write_whole(options.merge, self._book.with_column(column, scores))
