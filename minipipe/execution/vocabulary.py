@@ -444,7 +444,7 @@ class Words:
         if executor.group.rank == self._last:
             loss = total.losses(hidden.labels).sum()
             if objective.loss.reduction == "mean":
-                loss /= np.count_nonzero(hidden.labels >= 0) or np.nan
+                loss /= max(1, np.count_nonzero(hidden.labels >= 0))
             objective.note(action.microbatch, float(loss))
         part = None
         if not self._is_single(executor):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from minipipe import functional
 from minipipe.core.comm.process_group import ProcessGroup
 from minipipe.core.nn.module import Module
+from minipipe.core.specs import divisor
 from minipipe.core.tensor import Tensor
 from minipipe.errors import ModelError
 from minipipe.nn.layers import Linear
@@ -63,6 +64,10 @@ class VocabularyLinear(Module):
 
     def __init__(self, linear: Linear, group: ProcessGroup) -> None:
         _check_plain('partition="vocabulary"', linear, Linear)
+        words = linear.weight.shape[1]
+        padded = words + -words % group.size
+        of = f"the {words} words of the output layer: pad them to {padded}"
+        divisor("The number of ranks", group.size, words, of=of)
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight = _divided(linear.weight, group, 1, kind=WordShard)
         self.bias = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipipe.core.schedules.action_table import Program, Schedule
 from minipipe.core.schedules.written import read_cells, stem_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minipipe.core.schedules.text import Cells
 
 

@@ -21,7 +21,7 @@ from minipipe.errors import ArgumentError, ScheduleError, quoted
 
 # PyTorch always names the stage.
 _PYTORCH = re.compile(r"PP:(\(?\d[^\s,]*)", re.ASCII)
-_BESIDE = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9}")
+_BESIDE = re.compile(r"\d{1,9}([A-Za-z_]+)\d{0,9}", re.ASCII)
 # Point-to-point operations as c10d records them, such as gloo:send and nccl:recv 0<-1.
 # The range of gloo:send may begin after the message has left; c10d::send is around it.
 _TRANSFER = re.compile(r"(?:c10d:|gloo|nccl|ucc|mpi):(send|recv)", re.IGNORECASE)
@@ -115,13 +115,11 @@ def _of_pytorch(name: str) -> Label | None:
     match = _PYTORCH.fullmatch(name)
     if match is None:
         return None
-    cell = match[1]
-    if beside := _BESIDE.fullmatch(cell):
-        return Label(other=beside[1])
     try:
-        rows, _, _ = rows_of(cell)
+        rows, _, _ = rows_of(match[1])
     except ScheduleError:
-        return None
+        beside = _BESIDE.fullmatch(match[1])
+        return beside and Label(other=beside[1])
     return Label(rows[0])
 
 

@@ -1,5 +1,7 @@
 """The labelled ranges of each rank in the files of a trace, in order of time.
 
+A range is one event (``X``) or a begin and an end (``B``, ``E``).
+
 In a trace of a GPU, a range stands twice: when Python launched its kernels, and when
 they ran. The second one counts, on the stream with most actions.
 """
@@ -9,11 +11,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from math import inf, isfinite, nan
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minipipe.core.schedules.action import Action
 from minipipe.errors import Code, ScheduleError, quoted
 from minipipe.trace.json_stream import Event, events_of
 from minipipe.trace.labels import Label, LabelReader, label_reader
@@ -116,6 +121,9 @@ def read_lanes(files: Iterable[str | Path], label: str | None = None) -> list[La
             problem = f"Rank {lane.rank} has two traces, {twice}"
             raise ScheduleError.of(Code.DUPLICATE, f"{problem}; pass one of each rank.")
         by_rank[lane.rank] = lane
+    if not lanes:
+        message = "There are no traces; pass the traces of all ranks of the pipeline."
+        raise ScheduleError.of(Code.MISSING, message)
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
@@ -127,17 +135,40 @@ class _File:
         self._found: list[_Found] = []
         self._names: defaultdict[Any, list[str]] = defaultdict(list)
         self._others: Counter[str] = Counter()
+        self._begun: defaultdict[Any, list[tuple[Event, float]]] = defaultdict(list)
         self._header: dict[str, Any] = {}
         for event in events_of(path, self._header):
             self._take(event, reader)
 
     def _take(self, event: Event, reader: LabelReader) -> None:
         name = event.get("name")
-        thread = (event.get("pid"), event.get("tid"))
-        if event.get("ph") == "M" and isinstance(event.get("args"), dict):
+        phase = event.get("ph")
+        thread = (_key(event.get("pid")), _key(event.get("tid")))
+        at = _finite(event.get("ts"))
+        if phase == "M" and isinstance(event.get("args"), dict):
             key = thread if name == "thread_name" else thread[0]
             self._names[key].append(str(event["args"].get("name", "")))
-        if event.get("ph") != "X" or not isinstance(name, str):
+        elif phase == "X":
+            self._add(event, thread, at, _finite(event.get("dur", 0)), reader)
+        elif phase == "B":
+            self._begun[thread].append((event, at))
+        elif phase == "E":
+            for index, (begun, start) in enumerate(reversed(self._begun[thread]), 1):
+                if name in (None, "", begun.get("name")):
+                    del self._begun[thread][-index]
+                    self._add(begun, thread, start, at - start, reader)
+                    break
+
+    def _add(
+        self,
+        event: Event,
+        thread: Any,
+        start: float,
+        length: float,
+        reader: LabelReader,
+    ) -> None:
+        name = event.get("name")
+        if not isinstance(name, str):
             return
         category = event.get("cat")
         label = reader(name)
@@ -145,10 +176,8 @@ class _File:
             if category in _NAMED and len(self._others) < _MOST_SHAPES:
                 self._others[re.sub(r"\d+", "0", name)] += 1
             return
-        start = event.get("ts")
-        length = event.get("dur", 0)
-        if isinstance(start, int | float) and isinstance(length, int | float):
-            ends = (start, start + length)
+        ends = (start, start + length)
+        if ends[0] <= ends[1]:  # not if one of them is not a number
             self._found.append(_Found(label, *ends, thread, category == _ON_GPU))
 
     def lanes(self, first: int) -> list[Lane]:
@@ -174,11 +203,11 @@ class _File:
     def _lane(self, rank: int, found: Sequence[_Found], num_ranks: Any = None) -> Lane:
         # apart from the times, because their sum as a float is not exact
         base = self._header.get("baseTimeNanoseconds", 0)
-        if not isinstance(base, int):
+        if not isinstance(base, int) or abs(base) >= 2**63:
             base = 0
         ranges = [
             Range(it.label, it.start / 1e6, it.end / 1e6)
-            for it in sorted(found, key=attrgetter("start"))
+            for it in _outermost(sorted(found, key=attrgetter("start")))
         ]
         if not isinstance(num_ranks, int):
             num_ranks = None
@@ -206,6 +235,31 @@ class _File:
 
 def _computes(label: Label) -> bool:
     return any(not action.kind.is_communication for action in label.actions)
+
+
+def _outermost(found: Iterable[_Found]) -> Iterator[_Found]:
+    """Yield the ranges without those inside of a range of the same actions."""
+    ends: dict[tuple[Action, ...], float] = {}
+    for it in found:
+        actions = it.label.actions
+        if not actions or it.start >= ends.get(actions, -inf):
+            ends[actions] = it.end
+            yield it
+
+
+def _finite(value: Any) -> float:
+    """Return a time in microseconds; not a number, if it is none that can be used."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if isfinite(number := float(value)):
+            return number
+    return nan
+
+
+def _key(value: Any) -> Any:
+    """Return the identifier of a process or thread, as a number or text."""
+    if isinstance(value, int | float | str):
+        return value
+    return str(value)
 
 
 def _sortable(thread: tuple[Any, Any]) -> tuple[Any, ...]:

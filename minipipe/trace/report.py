@@ -105,9 +105,12 @@ def _about_clocks(run: RecordedRun) -> str:
         for rank, offset in enumerate(run.offsets)
         if abs(offset) > _AGREE
     ]
+    means = "messages"
+    if not run.has_messages:
+        means = "the order of actions, as there are no messages"
     if moved:
-        return f"clocks aligned by messages: {', '.join(moved)}"
-    return "the clocks of all ranks agree with the messages"
+        return f"clocks aligned by {means}: {', '.join(moved)}"
+    return f"the clocks of all ranks agree with {means}"
 
 
 def forecast_table(forecasts: Sequence[Forecast], recorded: str) -> str:

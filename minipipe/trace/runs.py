@@ -20,7 +20,7 @@ from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.reading import schedule_of_text
 from minipipe.schedules.simulation.span import Message, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.trace.clocks import clock_offsets
+from minipipe.trace.clocks import Times, clock_offsets
 from minipipe.trace.recording import Lane, read_lanes
 from minipipe.trace.rows import Ran, overlapped, steps_of
 
@@ -184,8 +184,7 @@ def read_run(
         for steps, clock in zip(lanes_of_steps, clocks)
     ]
     common = _same_steps(shifted)
-    sent = [message for step in common for message in _messages(step)]
-    times = [(it.source, it.destination, it.arrived - it.sent) for it in sent]
+    times = [it for step in common for it in _times(step)]
     offsets = clock_offsets(len(lanes), times)
     aligned = [
         [[_moved(it, by) for it in row] for row, by in zip(step, offsets)]
@@ -263,7 +262,7 @@ def _check_complete(rows: Step, lanes: Sequence[Lane]) -> None:
         problem = f"No trace has stage {missing}"
         if len(absent) > 1:
             problem = f"No trace has the stages {missing}"
-        hint = "pass the traces of all ranks of the pipeline"
+        hint = "Pass the traces of all ranks of the pipeline"
         message = f"{problem}; there are traces of rank {have}{of_job}. {hint}"
         raise ScheduleError.of(Code.MISSING, f"{message}.")
 
@@ -273,21 +272,41 @@ def _check_complete(rows: Step, lanes: Sequence[Lane]) -> None:
 
 def _messages(step: Step) -> Iterator[Message]:
     """Yield the messages of a step whose send and receive were both recorded."""
-    sent = {}
-    for rank, row in enumerate(step):
-        for it in row:
-            if it.sent is not None:
-                sent[Transfer.produced_by(it.action)] = (rank, it)
-    for rank, row in enumerate(step):
-        for it in row:
-            if it.arrived is None:
-                continue
-            source, made = sent.get(Transfer.consumed_by(it.action), (rank, it))
-            if source == rank or made.sent is None:
-                continue
+    for source, made, rank, it in _passed(step):
+        if made.sent is not None and it.arrived is not None:
             was_awaited = it.awaited_from <= made.sent
             ends = made.action, it.action, source, rank
             yield Message(*ends, made.sent, it.arrived, was_awaited)
+
+
+def _passed(step: Step) -> Iterator[tuple[int, Ran, int, Ran]]:
+    """Yield each value that passes from one rank to another: the rank and the action
+    that made it, and those that took it.
+    """
+    makers = {}
+    for rank, row in enumerate(step):
+        for it in row:
+            makers[Transfer.produced_by(it.action)] = (rank, it)
+    for rank, row in enumerate(step):
+        for it in row:
+            value = Transfer.consumed_by(it.action)
+            source, made = makers.get(value, (rank, it))
+            if value is not None and source != rank:
+                yield source, made, rank, it
+
+
+def _times(step: Step) -> list[Times]:
+    """Return the times of messages. Without any, an action ends after the one whose
+    result it takes, which bounds the clocks less closely.
+    """
+    messages = [
+        (it.source, it.destination, it.arrived - it.sent) for it in _messages(step)
+    ]
+    if messages:
+        return messages
+    return [
+        (source, rank, it.end - made.end) for source, made, rank, it in _passed(step)
+    ]
 
 
 def _timeline(step: Step, schedule: Schedule) -> Timeline:

@@ -17,8 +17,9 @@ from minipipe import Tensor, autograd
 from minipipe.autograd import StageInput
 from minipipe.autograd.memory import buffer_of
 from minipipe.compile.sections import Pool, Sections
-from minipipe.compile.trace import NotingLeaf, Trace, have_changed, key_of
+from minipipe.compile.trace import NotingLeaf, Trace, key_of
 from minipipe.core.autograd import backend
+from minipipe.core.autograd.backend import is_array, to_numpy
 from minipipe.core.autograd.modes import RandomKey, at, current_mode, mode, setting
 from minipipe.core.nn.parameter import HalfLeaf
 from minipipe.core.tensor import record
@@ -154,6 +155,15 @@ def traced(job: Job, is_split: bool, k: int = TRACED) -> Trace:
     if trace.reason is None and have_changed(trace):
         trace.graph_break("a constant was changed")
     return trace
+
+
+def have_changed(trace: Trace) -> bool:
+    """Return whether a constant has changed since a line used it."""
+    return any(
+        to_numpy(value).tobytes() != key[-1]
+        for key, (_, value) in trace.constants.items()
+        if is_array(value) and hasattr(value, "dtype")
+    )
 
 
 def dtype_of_gradient(parameter: Any) -> Any:

@@ -94,6 +94,11 @@ def advice():
     )
 
 
+@cache
+def refereed():
+    return testing.referee({"loss": np.ones(3)}, {"loss": np.full(3, 2.0)})
+
+
 def small_pipeline():
     return Pipeline(
         nn.Sequential(nn.Linear(2, 2)), group(), loss=nn.MSELoss(), num_microbatches=2
@@ -263,6 +268,10 @@ VALUES = {
     schedules.Idle: lambda: timeline().idle[0][0],
     schedules.GradientSum: lambda: schedules.GradientSum(0, 0, 1.0, 2.0),
     schedules.StepChange: lambda: schedules.StepChange(0, 1.0, 2.0),
+    testing.Variation: lambda: testing.Variation(1),
+    testing.Verdict: lambda: testing.Verdict.BUG,
+    testing.Report: refereed,
+    testing.Difference: lambda: refereed().differences[0],
     tuning.MeasuredLayers: measured,
     tuning.LayerCosts: lambda: measured()[0],
     tuning.RankMemory: lambda: tuning.RankMemory(8, 8, 16, 1000, 20),

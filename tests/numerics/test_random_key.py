@@ -94,7 +94,7 @@ def test_a_key_without_one_of_the_numbers_would_be_noticed(number, monkeypatch):
         return tuple(0 if i == number else part for i, part in enumerate(next_key()))
 
     monkeypatch.setattr(
-        sys.modules["minipipe.core.functional.elementwise"], "next_key", without
+        sys.modules["minipipe.functional.dropping"], "next_key", without
     )
     assert num_masks(number) == 1
 

@@ -13,7 +13,7 @@ from tests.pipeline.test_tensor_parallel import CLOSE, alone
 PROGRAMS = {
     "tensor-parallel": ("tests.pipeline.grid_over_mpi", 1, 1, 2),
     "fully sharded": ("tests.pipeline.grid_over_mpi", 1, 2, 1, 1),
-    "asynchronous": ("tests.pipeline.test_asynchronous", "pipedream", 1),
+    "asynchronous": ("tests.pipeline.test_asynchronous", "pipedream:1"),
     "pending losses": ("tests.pipeline.test_delivery", 3),
     "random steps": ("tests.pipeline.random_steps", 5, "strict"),
     "arrays that are filled again": ("tests.pipeline.refilling_over_mpi",),

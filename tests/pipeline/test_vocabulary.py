@@ -46,6 +46,23 @@ def test_with_two_barriers_1_2_and_4_ranks_have_the_same_bits():
         assert same_bits(one[name], two[name]) and same_bits(one[name], four[name])
 
 
+@pytest.mark.parametrize("how", BOTH)
+def test_a_microbatch_without_labels_adds_nothing(how):
+    """Its mean over no labels was not a number, and stopped the step."""
+    y = Y.copy()
+    y[:3] = -100
+
+    def trained(group, how):
+        pipeline = made(group, how)
+        optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+        loss = pipeline.step(X, y)
+        optimiser.step()
+        return {**pipeline.state_dict(), "loss": np.array([loss])}
+
+    plain = spawn(lambda group: trained(group, None), 1)[0]
+    assert apart(spawn(lambda group: trained(group, how), 2)[0], plain) < 1e-12
+
+
 @needs_mpi
 def test_it_trains_as_the_plain_model_over_mpi():
     job = mpirun(2, "-m", "tests.pipeline.vocabulary_over_mpi")
@@ -148,7 +165,7 @@ DEEP = [nn.Linear(6, 6), nn.Linear(6, 6)]
             ArgumentError,
             "takes an nn.Linear",
         ),
-        ({"model": model(words=7)}, ArgumentError, "expected a divisor of the 7"),
+        ({"model": model(words=7)}, ArgumentError, "of the 7 words.*pad them to 8"),
         ({"model": model(dtype=np.float16)}, ModelError, "half precision"),
         ({"model": nn.Sequential(*DEEP)}, PartitionError, "1 layer cannot make 2"),
         ({"model": frozen()}, ModelError, "some parameters are frozen"),

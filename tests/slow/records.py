@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minipipe import Costs
-from minipipe.core.schedules.placement import looped_placement, v_placement
+from minipipe.core.schedules.placement import looped_placement
 from minipipe.io import write_whole
 from minipipe.schedules import Objective, find_schedule
 from minipipe.schedules.analysis.workload import Workload
+from minipipe.schedules.placements import v_placement
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.search.certificate import Certificate
 from minipipe.search.finding import usual_evaluations

@@ -142,6 +142,7 @@ def peak_of(function, *arguments):
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "_PIECE", 2**14)
     short, long = (write_long(tmp_path / f"{n}.json.gz", n) for n in (1, 2))
+    read_run(short)  # what the first call of a process keeps does not count
     assert peak_of(read_run, long) < 2 * peak_of(read_run, short) < 2**19
     # a reader that keeps all events
     assert peak_of(lambda: list(events_of(short, {}))) > 2**21

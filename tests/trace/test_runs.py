@@ -206,6 +206,23 @@ def test_clocks_whose_zeros_differ_are_moved_exactly(tmp_path):
     assert run.timelines[0].makespan == pytest.approx(timeline.makespan, abs=1e-5)
 
 
+def test_clocks_are_aligned_by_the_order_of_actions_if_no_message_was_recorded(
+    tmp_path,
+):
+    timeline = simulate(schedules.one_f_one_b(3, 4), Costs(unit="s"))
+    paths = []
+    for rank, ahead in enumerate([0, 50, -7]):
+        events = [
+            event(f"PP:{span.action}", span.start + ahead, span.end + ahead)
+            for span in timeline.spans[rank]
+        ]
+        paths.append(write_trace(tmp_path / f"{rank}.json", events, rank, 3))
+    run = read_run(*paths)
+    assert not run.has_messages
+    # an action there and back is what their order leaves open
+    assert run.offsets == pytest.approx((0, -50, 7), abs=3)
+
+
 def test_clocks_between_which_messages_go_one_way_are_moved_as_little_as_needed():
     assert clock_offsets(3, [(0, 1, -2.0), (1, 2, 5.0)]) == [0.0, 2.0, 0.0]
 
@@ -291,7 +308,70 @@ def test_a_file_without_any_range_says_how_to_record_some(tmp_path):
 def test_events_in_unexpected_forms_are_passed_over(tmp_path):
     timeline = simulate(schedules.gpipe(1, 2), Costs(unit="s"))
     odd = [1, [], None, {}, {"ph": "X"}, {"ph": "X", "name": 3, "ts": "x"}]
-    odd += [{"ph": "X", "name": "PP:0F0", "ts": "1"}, {"ph": "M", "args": []}]
+    odd += [{"ph": "X", "name": "PP:0F0", "ts": "x"}, {"ph": "M", "args": []}]
+    for wrong in (float("nan"), float("inf"), 10**400, [], None):
+        odd.append({"ph": "X", "name": "PP:0F0", "ts": wrong, "dur": 1})
+    odd += [{"ph": "X", "name": "PP:0F0", "ts": 1, "dur": -1}, {"ph": "E"}]
     path = tmp_path / "0.json"
     path.write_text(json.dumps([*odd, *events_of(timeline, 0)]))
-    assert read_run(path).schedule.num_microbatches == 2
+    run = read_run(path)
+    assert run.schedule.num_microbatches == 2
+    assert run.timelines[0].makespan == pytest.approx(6)
+
+
+def as_pairs(events):
+    """Return events with a begin and an end of their own, in order of time."""
+    pairs = []
+    for it in events:
+        place = {name: it[name] for name in ("pid", "tid", "name")}
+        begin = {**place, "ph": "B", "ts": it["ts"], "cat": it["cat"]}
+        pairs += [begin, {**place, "ph": "E", "ts": it["ts"] + it["dur"]}]
+    return sorted(pairs, key=lambda it: it["ts"])
+
+
+def as_text(events):
+    """Return events whose times are text with three decimals."""
+    times = ("ts", "dur")
+    return [{**it, **{name: f"{it[name]:.3f}" for name in times}} for it in events]
+
+
+def with_odd_places(events):
+    """Return events whose process and thread are no numbers."""
+    return [{**it, "pid": {"host": "a"}, "tid": None} for it in events]
+
+
+def with_inner_ranges(events):
+    """Return events of which each action has a range of its own name inside."""
+    inner = []
+    for it in events:
+        if it["name"].startswith("PP:") and "RECV" not in it["name"]:
+            times = {"ts": it["ts"] + it["dur"] / 4, "dur": it["dur"] / 2}
+            inner.append({**it, **times})
+    return [*events, *inner]
+
+
+@pytest.mark.parametrize(
+    "form", [as_pairs, as_text, with_odd_places, with_inner_ranges, reversed]
+)
+def test_other_forms_of_events_give_the_same_timeline(form, tmp_path):
+    timeline = simulate(schedules.one_f_one_b(2, 4), Costs(unit="s", latency=0.5))
+    paths = []
+    for rank in range(2):
+        events = form(events_of(timeline, rank))
+        paths.append(write_trace(tmp_path / f"{rank}.json", events, rank, 2))
+    run = read_run(*paths)
+    assert run.timelines[0].makespan == pytest.approx(timeline.makespan, abs=1e-4)
+    fraction = pytest.approx(timeline.bubble_fraction, abs=1e-4)
+    assert run.timelines[0].bubble_fraction == fraction
+
+
+def test_a_label_of_pytorch_that_is_not_known_is_reported(tmp_path):
+    timeline = simulate(schedules.gpipe(1, 2), Costs(unit="s"))
+    events = [*events_of(timeline, 0), event("PP:0NEW_KIND3", 6, 8)]
+    run = read_run(write_trace(tmp_path / "0.json", events, 0, 1))
+    assert run.beside == ({"NEW_KIND": pytest.approx(2)},)
+
+
+def test_no_traces_are_refused():
+    with pytest.raises(ScheduleError, match="There are no traces"):
+        read_run()

@@ -307,7 +307,10 @@ def test_what_is_no_certificate_is_refused_with_the_reason(text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Expected either a schedule (NAME or FILE) or --certificate FILE"),
+        (
+            [],
+            "Expected either a schedule (NAME or FILE), --layout TEXT, or both; or --cert",
+        ),
         (["1f1b", "--certificate", "x.json"], "Expected either a schedule"),
         (["1f1b", "--prove", "3"], "--prove needs --certificate FILE"),
         (
