@@ -45,6 +45,14 @@ def wants_files(options: argparse.Namespace) -> bool:
     return any(getattr(options, name) for name in (*_FILES, *_OF_MERGE))
 
 
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        name = quoted(str(path), 200)
+        raise misuse(f"{name} cannot be written: {error.strerror}.") from None
+
+
 class ResultFiles:
     """The files of one grading; what does not fit is refused before it begins.
 
@@ -75,7 +83,7 @@ class ResultFiles:
                 "--similarity compares submissions, and there is 1; name more."
             )
         if options.feedback:
-            options.feedback.mkdir(parents=True, exist_ok=True)
+            _make_directory(options.feedback)
 
     def _open_gradebook(self) -> None:
         options = self._options

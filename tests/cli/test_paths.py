@@ -60,12 +60,14 @@ COMMANDS = [
     "grade PATH --only 05_bubble",
     "grade PATH/05_bubble.py",
     "grade PATH.zip --only 05_bubble",
+    "grade mine --only 05_bubble --merge PATH.csv",
+    "grade mine --only 05_bubble --merge mine/book.csv --roster PATH.csv",
     "grade --check --only 05_bubble --source PATH",
     "grade --leaderboard PATH --only 14_puzzle",
     "grade mine --only 05_bubble --late-factor 0.9 --times PATH",
     "grade mine --only 05_bubble --late-factor 0.9 --times PATH.json",
 ]
-WRITING = ("-o", "--write", "--plot", "coursework")
+WRITING = ("-o", "--write", "--plot", "coursework", "assignment")
 PATHS = [
     "folder",
     "pipe",
@@ -97,6 +99,7 @@ def here(tmp_path, monkeypatch):
         Path(f"zero{ending}").symlink_to("/dev/zero")
     Path("program.py").write_text("raise SystemExit(0)\n")
     assert main(["coursework", "mine"]) == 0
+    Path("mine/book.csv").write_text("student\nmine\n")
 
 
 def test_every_verb_that_reads_or_writes_files_is_here():

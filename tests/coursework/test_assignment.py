@@ -221,6 +221,12 @@ def test_a_gradebook_that_does_not_fit_is_refused_before_grading(
     assert (status, out) == (2, "") and said in err, err
 
 
+def test_a_directory_of_feedback_that_cannot_be_made_is_named(here, ask):
+    (here / "taken").write_text("")
+    status, _, err = ask(*GRADE, "--feedback", "taken")
+    assert status == 2 and "'taken' cannot be written: File exists." in err
+
+
 def test_options_of_a_gradebook_need_one(here, ask):
     status, _, err = ask(*GRADE, "--key", "Email")
     assert status == 2 and "--key needs a gradebook: add --merge" in err
