@@ -18,7 +18,8 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +159,10 @@ def read_run(path: str | Path, kind: str = "") -> Run:
         As :func:`run_of`.
     """
     ending = Path(path).suffix.lower()
-    readers = {".npz": _read_npz, ".safetensors": unpacked}
+    readers: dict[str, Callable[[bytes], dict[str, np.ndarray]]] = {
+        ".npz": _read_npz,
+        ".safetensors": partial(unpacked, bfloat16="V2"),
+    }
     if ending not in readers:
         raise FileError.of(path, "its name ends in neither .npz nor .safetensors")
     content = read_bytes(path)

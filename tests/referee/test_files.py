@@ -1,6 +1,7 @@
 """Files and mappings that cannot be compared are refused with what is expected."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -111,6 +112,13 @@ def test_both_kinds_of_files_are_read_and_bfloat16_without_its_type(tmp_path):
     stored = referee(a, tmp_path / "b.npz", kind="weights")
     assert stored.verdict is Verdict.ROUNDING
     assert "bfloat16 gives 200 of 200 values to the bit" in stored.evidence
+    # safetensors names the type, which NumPy has only with another package
+    entry = {"dtype": "BF16", "shape": [200], "data_offsets": [0, 400]}
+    header = json.dumps({"0.weight": entry}).encode()
+    content = struct.pack("<Q", len(header)) + header + bits.tobytes()
+    (tmp_path / "b.safetensors").write_bytes(content)
+    of_torch = referee(a, tmp_path / "b.safetensors", kind="weights")
+    assert of_torch.differences == stored.differences
 
 
 def test_the_verb_prints_the_report_and_its_status_says_whether_a_bug_is_possible(
