@@ -579,10 +579,11 @@ def counted(count: float, noun: str) -> str:
     ...     counted(1, "rank"),
     ...     counted(2, "microbatch"),
     ...     counted(0, "copy"),
+    ...     counted(2, "array"),
     ...     counted(1.5, "core"),
     ...     counted(4096, "rank"),
     ... )
-    ('1 rank', '2 microbatches', '0 copies', '1.5 cores', '4096 ranks')
+    ('1 rank', '2 microbatches', '0 copies', '2 arrays', '1.5 cores', '4096 ranks')
     """
     text = str(count) if isinstance(count, int) else f"{count:g}"
     if text == "1":
@@ -591,7 +592,9 @@ def counted(count: float, noun: str) -> str:
         return f"{text} {noun[:-2]}es"  # as axis, axes
     if noun.endswith(("ch", "sh", "s", "x")):
         return f"{text} {noun}es"
-    return f"{text} {noun[:-1]}ies" if noun.endswith("y") else f"{text} {noun}s"
+    if noun.endswith("y") and not noun.endswith("ay"):
+        return f"{text} {noun[:-1]}ies"
+    return f"{text} {noun}s"
 
 
 def misuse(message: str, code: Code = Code.VALUE) -> ScheduleError:

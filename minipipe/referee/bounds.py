@@ -95,4 +95,7 @@ class Assumed(NamedTuple):
 
 def norm(*arrays: np.ndarray) -> float:
     """Return the norm of all elements together."""
+    largest = max(float(np.abs(array).max(initial=0)) for array in arrays)
+    if not 1e-100 < largest < 1e100 and largest:  # squares could leave the range
+        return largest * norm(*(array / largest for array in arrays))
     return sqrt(sum(float(np.vdot(array, array)) for array in arrays))

@@ -9,6 +9,7 @@ but a few values to the bit, and those to the next number of the format.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import sqrt
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def weights_of(
         return []
     weights, *_ = np.linalg.lstsq(np.stack(basis, axis=1), difference)
     rest = difference - sum(w * term for w, term in zip(weights, basis))
-    if norm(rest) ** 2 > (1 - _EXPLAINED) * norm(difference) ** 2:
+    if norm(rest) > sqrt(1 - _EXPLAINED) * norm(difference):
         return []
     return [1 + float(weight) for weight in weights]
 
@@ -102,7 +103,10 @@ def described_weights(weights: Sequence[float], numbers: Sequence[int]) -> str:
     largest = max(map(abs, weights))
     change = max(abs(weight - 1) for weight in weights)
     if max(weights) - min(weights) <= _CLOSE * change:
-        return f"B is {np.mean(weights):.6g} times A: its loss or gradient is scaled"
+        factor = f"{np.mean(weights):.6g}"
+        if factor == "1":
+            factor = f"1 {np.mean(weights) - 1:+.2g}"
+        return f"B is {factor} times A: its loss or gradient is scaled"
     absent = []
     for number, weight in zip(numbers, weights):
         if abs(weight) <= _CLOSE * largest:

@@ -18,7 +18,8 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +66,9 @@ def parse_name(text: str, kind: str = "") -> Name:
     >>> parse_name("step/3/gradients/0.weight")
     Name(step=3, microbatch=-1, kind='gradients', tensor='0.weight')
     """
+    if not isinstance(text, str):
+        message = f"an array has the name {text!r:.80}; expected text."
+        raise ArgumentError("name", message)
     if text in (LOSS, "losses"):
         return Name(-1, -1, LOSS, "")
     match = _NAME.fullmatch(text)
@@ -83,6 +87,9 @@ def parse_name(text: str, kind: str = "") -> Name:
     number = int(step or -1)
     if stated == "gradients" and step is None:
         number = 1
+    if stated == "gradients" and not number:
+        message = f"{quoted(text)} is of step 0; steps count from 1"
+        raise ArgumentError("name", f"{message}, and weights of step 0 are the first.")
     return Name(number, int(microbatch or -1), stated, tensor)
 
 
@@ -102,6 +109,9 @@ def run_of(arrays: Mapping[str, Any], source: str, kind: str = "") -> Run:
     ArgumentError
         Codes ``name``, ``dtype``, ``shape``, ``not-finite`` and ``missing``.
     """
+    if not isinstance(arrays, Mapping):
+        message = f"{source} gives {type(arrays).__name__}"
+        raise ArgumentError("type", f"{message}; expected a mapping of arrays by name.")
     run: Run = {}
     for text, array in arrays.items():
         name = parse_name(text, kind)
@@ -111,7 +121,7 @@ def run_of(arrays: Mapping[str, Any], source: str, kind: str = "") -> Run:
             expected = "one loss for each step, shape (steps,)"
             raise ArgumentError("shape", f"{message}; expected {expected}.")
         if name in run:
-            message = f"{source} has {name} of step {name.step} twice"
+            message = f"{source} has {_listed([name])} twice"
             raise ArgumentError("duplicate", f"{message}; record it once.")
         run[name] = values
     if not any(values.size for values in run.values()):
@@ -149,7 +159,10 @@ def read_run(path: str | Path, kind: str = "") -> Run:
         As :func:`run_of`.
     """
     ending = Path(path).suffix.lower()
-    readers = {".npz": _read_npz, ".safetensors": unpacked}
+    readers: dict[str, Callable[[bytes], dict[str, np.ndarray]]] = {
+        ".npz": _read_npz,
+        ".safetensors": partial(unpacked, bfloat16="V2"),
+    }
     if ending not in readers:
         raise FileError.of(path, "its name ends in neither .npz nor .safetensors")
     content = read_bytes(path)
@@ -179,15 +192,20 @@ def _read_npz(content: bytes) -> dict[str, np.ndarray]:
 def check_alike(a: Run, b: Run) -> None:
     """Refuse runs that record different arrays, or arrays of different shapes.
 
-    Microbatches may differ: the runs then have other numbers of them.
+    Microbatches may differ if their sum is recorded: the runs then have other numbers
+    of them.
 
     Raises
     ------
     ArgumentError
         Codes ``name`` and ``shape``.
     """
-    wholes = [{name for name in run if name.microbatch < 0} for run in (a, b)]
-    only = [sorted(one - other) for one, other in (wholes, wholes[::-1])]
+    decisive = []
+    for run in (a, b):
+        alone = (name for name in run if name._replace(microbatch=-1) not in run)
+        wholes = (name for name in run if name.microbatch < 0)
+        decisive.append({*alone, *wholes})
+    only = [sorted(one - other) for one, other in (decisive, decisive[::-1])]
     if any(only):
         parts = []
         for letter, names in zip("AB", only):
@@ -195,9 +213,6 @@ def check_alike(a: Run, b: Run) -> None:
                 parts.append(f"only {letter} has {_listed(names)}")
         message = f"the runs record different arrays: {'; '.join(parts)}"
         raise ArgumentError("name", f"{message}. Record the same names in both.")
-    if not a.keys() & b.keys():
-        message = "the runs record no array of the same name; expected gradients/NAME"
-        raise ArgumentError("missing", f"{message}, not only parts of microbatches.")
     for name in sorted(a.keys() & b.keys()):
         if a[name].shape != b[name].shape:
             message = f"{name} has the shape {a[name].shape} in A, {b[name].shape} in B"
@@ -206,8 +221,10 @@ def check_alike(a: Run, b: Run) -> None:
 
 
 def _listed(names: Iterable[Name]) -> str:
-    texts = [f"{name} of step {name.step}" for name in names]
+    texts = [
+        f"{name} of microbatch {name.microbatch} of step {name.step}" for name in names
+    ]
     shown = ", ".join(texts[:_SHOWN])
     if len(texts) > _SHOWN:
         shown += f" and {len(texts) - _SHOWN} more"
-    return shown.replace(" of step -1", "")
+    return shown.replace(" of microbatch -1", "").replace(" of step -1", "")

@@ -13,14 +13,15 @@ E. N. Lorenz, "Deterministic nonperiodic flow", Journal of the Atmospheric Scien
 
 from __future__ import annotations
 
-from math import exp, inf, log, sqrt
+from math import exp, inf, log, log2, sqrt
 
 import numpy as np
 
+from minipipe.errors import counted
 from minipipe.referee.bounds import DOUBT, GROWTH, Assumed
 from minipipe.referee.causes import repeated_rounding
 from minipipe.referee.files import LOSS
-from minipipe.referee.formats import FLOAT32, Format, format_of
+from minipipe.referee.formats import FLOAT32, FLOAT64, Format, format_of
 from minipipe.referee.report import Difference, Verdict
 
 # So large a part of all updates, or of a single one, may be wrong without being noticed.
@@ -28,6 +29,7 @@ _VISIBLE = 0.01
 _VISIBLE_ONCE = 5e-5
 _EARLY = 10  # steps that decide whether updates are right
 _FEWEST = 16  # losses that show a rounding: few would agree by chance
+_FEWEST_STEPS = 5  # that tell progress from differences between batches
 _QUIET = 2  # unit roundoffs: the least that a loss may differ by
 _ALIKE = "gradients of step 1 (gradients/NAME), compared to their last digits"
 
@@ -54,7 +56,8 @@ def judge_losses(
     """
     if np.array_equal(a, b):
         return Difference(LOSS, -1, -1, 0.0, 0.0)
-    grid = min(format_of(a), format_of(b), key=lambda each: each.digits)
+    formats = (format_of(a), format_of(b), _decimals(a), _decimals(b))
+    grid = min(formats, key=lambda each: each.digits)
     if grid.digits < FLOAT32.digits:
         return _stored(a, b, grid)
     arithmetic = assumed.precision or usual
@@ -65,6 +68,11 @@ def judge_losses(
     bounds[0] = start
     if spread is not None:
         bounds = GROWTH * np.maximum(np.maximum.accumulate(spread), _QUIET * unit)
+        if spread[0] > _VISIBLE:
+            found = Difference(LOSS, 1, -1, float(sizes[0]), float(bounds[0]))
+            where = f"repetitions differ by {spread[0]:.1e} of the loss of step 1"
+            missing = "functions whose repetitions differ only by rounding: fix seeds"
+            return found.judged(Verdict.CANNOT_TELL, where, missing)
     beyond = np.flatnonzero(sizes > bounds)
     if beyond.size:
         return _beyond(sizes, bounds, int(beyond[0]), start)
@@ -102,8 +110,9 @@ def _within(
     visible = np.maximum(sizes, unit)  # even if by chance the same numbers were rounded
     worst = int(np.argmax(sizes / bounds))
     found = Difference(LOSS, worst + 1, -1, float(sizes[worst]), float(bounds[worst]))
-    if len(a) == 1:
-        where = f"{sizes[0]:.1e} of the loss of one step, before any update"
+    if len(a) < _FEWEST_STEPS:
+        steps = counted(len(a), "step")
+        where = f"{sizes.max():.1e} of the loss of {steps}, too few to see each update"
         missing = f"the losses of more steps, or {_ALIKE}"
         return found.judged(Verdict.CANNOT_TELL, where, missing)
     progress = _progress(a)
@@ -132,10 +141,8 @@ def _progress(a: np.ndarray) -> np.ndarray:
     steps = np.arange(len(a), dtype=np.float64)
     centred = steps - steps.mean()
     slope = float(centred @ a / (centred @ centred))
-    error = 0.0
-    if len(a) > 2:
-        rest = a - a.mean() - slope * centred
-        error = sqrt(float(rest @ rest / (centred @ centred)) / (len(a) - 2))
+    rest = a - a.mean() - slope * centred
+    error = sqrt(float(rest @ rest / (centred @ centred)) / (len(a) - 2))
     return max(0.0, abs(slope) - 2 * error) * steps / np.maximum(np.abs(a), 1e-300)
 
 
@@ -150,17 +157,36 @@ def _growth(sizes: np.ndarray) -> str:
     return f"{first}, grows by {exp(slope):.3g} a step"
 
 
+def _decimals(values: np.ndarray) -> Format:
+    """Return the format of losses that a program has printed with few decimals, in
+    binary digits; float64 if it has not.
+    """
+    least = float(np.abs(values).min(initial=1))
+    largest = float(np.abs(values).max(initial=0))
+    for count in range(1, 6):
+        step = 10.0**-count
+        is_fine = step < 100 * FLOAT32.unit * largest  # any float32 would be near
+        off = np.abs(np.round(values, count) - values)
+        if is_fine or len(values) < 4 or np.any(off > FLOAT32.unit * np.abs(values)):
+            continue
+        return Format(
+            counted(count, "decimal"), int(log2(max(least, step) / step)), -126
+        )
+    return FLOAT64
+
+
 def _stored(a: np.ndarray, b: np.ndarray, grid: Format) -> Difference:
     """Judge curves of which one, or both, were stored with few digits."""
     sizes = np.abs(b - a) / np.maximum(np.maximum(np.abs(a), np.abs(b)), 1e-300)
-    worst = int(np.argmax(sizes))
-    found = Difference(LOSS, worst + 1, -1, float(sizes[worst]), grid.unit)
+    bounds = np.maximum(_before(sizes), grid.unit)
+    worst = int(np.argmax(sizes / bounds))
+    found = Difference(LOSS, worst + 1, -1, float(sizes[worst]), float(bounds[worst]))
     fine, coarse = sorted((a, b), key=lambda each: -format_of(each).digits)
     words = repeated_rounding(fine, coarse, [], grid)
     if words and len(a) >= _FEWEST and format_of(fine) != grid:
         return found.judged(Verdict.ROUNDING, words)
     where = f"{sizes[worst]:.1e} of the loss, a digit of {grid.name} is {grid.unit:.1e}"
-    if sizes[worst] > DOUBT * grid.unit:
+    if sizes[worst] > DOUBT * bounds[worst]:
         return found.judged(Verdict.BUG, where)
     missing = f"losses in float32 instead of {grid.name}, or {_ALIKE}"
     return found.judged(Verdict.CANNOT_TELL, where, missing)

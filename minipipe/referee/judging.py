@@ -19,7 +19,10 @@ from minipipe.referee.report import Difference, Verdict
 # consists of rounding errors. It is compared with this part of all gradients.
 _LEAST = 0.01
 _SURELY_STRUCTURED = 32  # unit roundoffs
-_VISIBLE = 0.01  # part of an update that must be visible
+_VISIBLE = 0.01  # the largest bound from repetitions: a bug could hide below
+_VISIBLE_UPDATE = 1e-3  # the same of an update
+_SHORTEST = 0.1  # of the usual row: shorter ones may cancel
+_ALONE = 32.0  # times the whole difference, relative to one row
 _SPREAD = 8.0  # times the spread of repeated runs
 _SMALL = 0.05  # of an update by an optimiser that magnifies small gradients
 _ACCUMULATED = 16  # microbatches, if a run records none
@@ -127,14 +130,24 @@ class Judge:
         groups = defaultdict(list)
         for pair in pairs:
             groups[pair.name.microbatch].append(pair)
-        for microbatch, group in groups.items():
+        harmless: set[Name] = set()
+        for microbatch, group in sorted(groups.items()):
             whole = norm(*(pair.a for pair in group))
             count = sum(pair.a.size for pair in group)
             for pair in group:
+                sum_of_parts = pair.name._replace(microbatch=-1)
+                # parts find what is wrong with their sum, if they are the same parts
+                if microbatch >= 0 and (
+                    sum_of_parts in harmless
+                    or self.parts_of_a[sum_of_parts] != self.parts_of_b[sum_of_parts]
+                ):
+                    continue
                 least = _LEAST * whole * sqrt(pair.a.size / count)
                 difference = self._gradient(pair, max(pair.length, least), allowed)
                 if cause and microbatch < 0 and not allowed:
                     difference = self._with_cause(difference, pair, cause)
+                if difference.verdict.rank < Verdict.CANNOT_TELL.rank:
+                    harmless.add(pair.name)
                 yield difference
 
     def _gradient(self, pair: Pair, length: float, allowed: float) -> Difference:
@@ -150,11 +163,21 @@ class Judge:
             return difference
         if pair.grid.digits < FLOAT32.digits:
             return self._coarse(pair, difference, terms)
-        return self._fine(pair, difference, arithmetic)
+        return self._fine(pair, difference, arithmetic, length)
 
-    def _fine(self, pair: Pair, found: Difference, arithmetic: Format) -> Difference:
+    def _fine(
+        self, pair: Pair, found: Difference, arithmetic: Format, length: float
+    ) -> Difference:
         """Judge the difference of arrays with the digits of float32, or more."""
         where = f"{found.size:.1e} of its norm, the bound is {found.bound:.1e}"
+        if self.spread and found.bound > _VISIBLE:
+            where = f"the bound, from repetitions, is {found.bound:.1e}"
+            missing = "functions whose repetitions differ only by rounding: fix seeds"
+            return found.judged(Verdict.CANNOT_TELL, where, missing)
+        size, place = _worst_row(pair, length)
+        if size > max(DOUBT * found.bound, _ALONE * found.size):
+            where = f"{size:.1e} of the norm of {place}, and {where}"
+            return found.judged(Verdict.BUG, where)
         if found.size > found.bound:
             return self._beyond(found, where, arithmetic)
         if arithmetic.digits < FLOAT32.digits:
@@ -244,7 +267,12 @@ class Judge:
 
     def weights(self) -> Iterator[Difference]:
         """Yield the differences of weights, relative to their change since step 0."""
-        results = [self._weight(pair) for pair in self._pairs("weights")]
+        sizes: dict[Name, float] = {}
+        results = []
+        for pair in self._pairs("weights"):
+            before = sizes.get(pair.name._replace(step=pair.name.step - 1))
+            results.append(self._weight(pair, before))
+            sizes[pair.name] = results[-1].size
         bad = [each for each in results if each.verdict is Verdict.BUG]
         for each in results:
             # One gradient may consist of rounding errors, which some optimisers make
@@ -254,7 +282,7 @@ class Judge:
                 each = _unless_bug(each, "the gradients of step 1 (gradients/NAME)")
             yield each
 
-    def _weight(self, pair: Pair) -> Difference:
+    def _weight(self, pair: Pair, before: float | None) -> Difference:
         found = pair.difference(pair.length, pair.grid.unit)
         if np.array_equal(pair.a, pair.b):
             return found
@@ -272,14 +300,20 @@ class Judge:
             missing += "(step/0/weights/NAME, step/1/weights/NAME)"
             where = "an error of an update is relative to the update, which is unknown"
             return found.judged(Verdict.CANNOT_TELL, where, missing)
-        return self._update(pair, max(norm(pair.a - start), norm(pair.b - start)))
+        update = max(norm(pair.a - start), norm(pair.b - start))
+        return self._update(pair, update, before)
 
-    def _update(self, pair: Pair, update: float) -> Difference:
-        """Judge the difference of weights, relative to their update."""
+    def _update(self, pair: Pair, update: float, before: float | None) -> Difference:
+        """Judge the difference of weights, relative to their update; ``before`` is the
+        difference one step before, if it is known.
+        """
         arithmetic = self.assumed.format_of(pair.grid)
         step = pair.name.step
         floor = 2 * arithmetic.unit * sqrt(step) * pair.length / update
-        bound = floor + self.assumed.bound(arithmetic) * GROWTH ** (step - 1)
+        least = self.assumed.bound(arithmetic)
+        bound = floor + least * GROWTH ** (step - 1)
+        if before is not None:
+            bound = floor + max(least, GROWTH * before)
         if self.spread:
             bound = (
                 floor + _SPREAD * self.spread.get(pair.name, 0.0) * pair.length / update
@@ -289,9 +323,12 @@ class Judge:
         is_small = self.assumed.optimiser != "sgd" and found.size < _SMALL
         if found.size > DOUBT * bound and not is_small:
             return found.judged(Verdict.BUG, where)
-        if found.size > bound or bound > _VISIBLE:
+        if found.size > bound or bound > _VISIBLE_UPDATE:
             missing = "the gradients of step 1 (gradients/NAME): their errors are not "
             missing += "hidden by the digits of weights"
+            if pair.name._replace(kind="gradients") in self.a:
+                missing = "weights in float64, after each step: their digits hide an "
+                missing += "error of an update"
             return found.judged(Verdict.CANNOT_TELL, where, missing)
         return found.judged(Verdict.ORDER, where)
 
@@ -310,6 +347,23 @@ def _unless_bug(difference: Difference, missing: str) -> Difference:
     if difference.verdict is not Verdict.BUG:
         return difference
     return difference.judged(Verdict.CANNOT_TELL, difference.evidence, missing)
+
+
+def _worst_row(pair: Pair, length: float) -> tuple[float, str]:
+    """Return the largest relative difference of a row, of any axis, and its place: a
+    bug in one row of a large array changes the whole little.
+    """
+    worst = (0.0, "")
+    a, b = pair.a / length, pair.b / length
+    for axis in range(a.ndim):
+        others = tuple(each for each in range(a.ndim) if each != axis)
+        off, *both = (np.square(each).sum(axis=others) for each in (b - a, a, b))
+        squares = np.maximum(*both)
+        squares = np.maximum(squares, _SHORTEST**2 / squares.size)
+        sizes = np.sqrt(off / squares)
+        index = int(np.argmax(sizes))
+        worst = max(worst, (float(sizes[index]), f"row {index} of axis {axis}"))
+    return worst
 
 
 def _neighbours(a: np.ndarray, b: np.ndarray, grid: Format) -> str:

@@ -11,6 +11,7 @@ from minipipe.errors import counted
 from minipipe.io import text_table
 
 _SHOWN = 12  # rows of the table
+_STEPS = 4  # that are listed
 
 
 class Verdict(StrEnum):
@@ -127,8 +128,25 @@ class Report(NamedTuple):
     assumed: str
 
     @property
+    def compared(self) -> str:
+        """The kinds of arrays that were compared, with their steps."""
+        steps: dict[str, set[int]] = {}
+        for each in self.differences:
+            kind = each.name.partition("/")[0]
+            steps.setdefault(kind, set()).add(each.step)
+        parts = []
+        for kind, numbers in steps.items():
+            listed = [str(number) for number in sorted(numbers) if number >= 0]
+            if len(listed) > _STEPS:
+                listed = [*listed[:2], "…", listed[-1]]
+            if kind != "loss" and listed:
+                kind = f"{kind} of step {', '.join(listed)}"
+            parts.append(kind)
+        return " and ".join(parts)
+
+    @property
     def first(self) -> Difference | None:
-        """The first array that leaves its bound; None if all are within.
+        """The first array that decides the verdict; None if all are within their bound.
 
         The first of its step in the order of the backward, from the last layer to the
         first, because a wrong gradient spoils the gradients of earlier layers.
@@ -150,9 +168,12 @@ class Report(NamedTuple):
         if self.missing:
             lines.append(f"missing: {self.missing}")
         if self.first:
-            where = f"first to leave its bound: {self.first.place}"
-            lines.append(f"{where}: {self.first.evidence}")
+            leaves = "first to leave its bound"
+            if self.first.size <= self.first.bound:
+                leaves = "first that does not decide"
+            lines.append(f"{leaves}: {self.first.place}: {self.first.evidence}")
         lines += ["", _table(self.differences), "", f"assumed: {self.assumed}"]
+        lines.append(f"compared: {self.compared}; a bug elsewhere is not seen")
         return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Files and mappings that cannot be compared are refused with what is expected."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -40,9 +41,18 @@ def refusal(a, b, **options):
         (
             {"microbatch/0/gradients/0.weight": [1.0]},
             {"microbatch/1/gradients/0.weight": [1.0]},
-            "missing",
-            "no array of the same name",
+            "name",
+            "only A has gradients/0.weight of microbatch 0 of step 1; only B has",
         ),
+        (
+            {f"microbatch/{k}/gradients/0.weight": [1.0] for k in range(3)},
+            {f"microbatch/{k}/gradients/0.weight": [1.0] for k in range(2)},
+            "name",
+            "only A has gradients/0.weight of microbatch 2 of step 1",
+        ),
+        ({"step/0/gradients/w": [1.0]}, GOOD, "name", "steps count from 1"),
+        ({1: [1.0]}, GOOD, "name", "expected text"),
+        (lambda variation: None, GOOD, "type", "A gives NoneType; expected a mapping"),
         ({"loss": []}, {"loss": []}, "missing", "A has no numbers"),
         (3, GOOD, "type", "A is int; expected the path of a file"),
         ({"loss": [1], "losses": [1]}, GOOD, "duplicate", "record it once"),
@@ -102,6 +112,13 @@ def test_both_kinds_of_files_are_read_and_bfloat16_without_its_type(tmp_path):
     stored = referee(a, tmp_path / "b.npz", kind="weights")
     assert stored.verdict is Verdict.ROUNDING
     assert "bfloat16 gives 200 of 200 values to the bit" in stored.evidence
+    # safetensors names the type, which NumPy has only with another package
+    entry = {"dtype": "BF16", "shape": [200], "data_offsets": [0, 400]}
+    header = json.dumps({"0.weight": entry}).encode()
+    content = struct.pack("<Q", len(header)) + header + bits.tobytes()
+    (tmp_path / "b.safetensors").write_bytes(content)
+    of_torch = referee(a, tmp_path / "b.safetensors", kind="weights")
+    assert of_torch.differences == stored.differences
 
 
 def test_the_verb_prints_the_report_and_its_status_says_whether_a_bug_is_possible(

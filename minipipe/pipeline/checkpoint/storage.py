@@ -304,8 +304,15 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     return [len(text).to_bytes(8, "little") + text, *memory]
 
 
-def unpacked(content: bytes) -> dict[str, np.ndarray]:
+def unpacked(content: bytes, bfloat16: str = "bfloat16") -> dict[str, np.ndarray]:
     """Return the arrays of a safetensors file, by name.
+
+    Parameters
+    ----------
+    content : bytes
+    bfloat16 : str
+        The dtype of numbers in bfloat16, for which NumPy itself has none; ``"V2"`` keeps
+        their bits.
 
     Raises
     ------
@@ -332,7 +339,8 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
         ) from None
     # In one order on all ranks, which exchange an optimiser's arrays in that order: the
     # order of safetensors is random.
-    return {name: _array(name, entry) for name, entry in sorted(tensors)}
+    dtypes = {**_DTYPES, "BF16": bfloat16}
+    return {name: _array(name, entry, dtypes) for name, entry in sorted(tensors)}
 
 
 def metadata_of(content: bytes) -> dict[str, str]:
@@ -348,9 +356,11 @@ def metadata_of(content: bytes) -> dict[str, str]:
     return json.loads(content[8 : 8 + length]).get("__metadata__") or {}
 
 
-def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
+def _array(
+    name: str, entry: Mapping[str, Any], dtypes: Mapping[str, str]
+) -> np.ndarray:
     try:
-        dtype = backend.numpy_dtype(_DTYPES[entry["dtype"]])
+        dtype = backend.numpy_dtype(dtypes[entry["dtype"]])
     except (KeyError, TypeError):
         advice = ""
         if entry["dtype"] == "BF16":
