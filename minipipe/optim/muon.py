@@ -163,7 +163,7 @@ class Muon(AdamW):
     def kept_of(
         self, parameter: Any, group: ParameterGroup
     ) -> Mapping[str, float] | None:
-        """Return :attr:`kept` for a parameter; a matrix keeps something else. Local."""
+        """Return ``kept`` for a parameter; a matrix keeps something else. Local."""
         if self.takes_whole(parameter, group):
             return self._kept_of_matrix
         return self.kept
