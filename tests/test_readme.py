@@ -14,6 +14,9 @@ import pytest
 from minipipe import Pipeline, schedules, simulate
 from minipipe.cli.main import VERBS, main
 from minipipe.core.values import KINDS, NOUNS
+from minipipe.passes import (
+    all_kinds as all_kinds,  # declares them, before a program does
+)
 from minipipe.render.editor import Editor
 from minipipe.render.editor.draft import Draft
 from minipipe.search import finding
