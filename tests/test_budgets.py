@@ -89,7 +89,7 @@ def closure(*modules):
         pytest.param(set(FIRST_PATH), 1400, 14, id="the first path"),
         pytest.param(
             closure("core.execution.executor"),
-            2240,
+            1900,
             12,
             id="the executor and what it reaches",
         ),
