@@ -352,7 +352,6 @@ TESTED_ELSEWHERE = [
     "compare",
     "export",
     "grade",
-    "assignment",
     "edit",
     "trace",
     "referee",
