@@ -355,7 +355,6 @@ TESTED_ELSEWHERE = [
     "compare",
     "export",
     "grade",
-    "assignment",
     "edit",
     "trace",
     "referee",

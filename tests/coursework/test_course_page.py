@@ -1,13 +1,16 @@
 """The page for instructors is followed literally, and its figures hold."""
 
+import json
 import re
 import shlex
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from minipipe import Costs, schedules, simulate
 from minipipe.cli import main
+from minipipe.coursework.assignment import prepared
 from minipipe.coursework.checking import load
 from minipipe.coursework.exercise import exercises_in, find_source
 from tests.launch import ROOT
@@ -36,6 +39,9 @@ def test_an_assignment_is_set_and_graded_with_the_commands_of_the_page(
     assert "wrote 5 tasks with 100 points to week-2" in ran(setting, capsys)
     assert "with 50 points" in ran(composing, capsys)
     assert "wrote autograder.zip" in ran(uploading, capsys)
+    with zipfile.ZipFile("autograder.zip") as archive:
+        points = json.loads(archive.read("exercises/assignment.json"))["points"]
+    assert points == prepared(find_source(), "week-2").points
     for student, tasks in (("ada", "05 06 08 12 15"), ("bob", "05 06")):
         for exercise in EXERCISES.values():
             if exercise.name[:2] in tasks.split():
