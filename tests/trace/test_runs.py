@@ -392,6 +392,13 @@ def test_a_label_of_pytorch_that_is_not_known_is_reported(tmp_path):
     assert run.beside == ({"NEW_KIND": pytest.approx(2)},)
 
 
+def test_slices_among_whole_microbatches_are_refused(tmp_path):
+    timeline = simulate(schedules.gpipe(1, 2), Costs(unit="s"))
+    events = [*events_of(timeline, 0), event("PP:0F0.1", 6, 8)]
+    with pytest.raises(ScheduleError, match=r"0F0\.1 names a slice"):
+        read_run(write_trace(tmp_path / "0.json", events, 0, 1))
+
+
 def test_no_traces_are_refused():
     with pytest.raises(ScheduleError, match="There are no traces"):
         read_run()
