@@ -155,6 +155,9 @@ def _search_jointly(
     """Search for partition, placement and schedule, and print the figures."""
     if options.exact:
         raise misuse("--exact has no model of --layers; leave one of them out.")
+    if options.offload and ending in (".csv", ".json"):
+        problem = f"A file {ending} has no O and L, the actions of --offload"
+        raise misuse(f"{problem}; write .txt, or leave --offload out.")
     if options.placement == "any":
         # the straight one has the fewest stages
         others = [each for each in placements[1:] if len(each) <= options.layers]
@@ -173,9 +176,6 @@ def _search_jointly(
     result = joint.best
     timeline = simulate(result.schedule, joint.costs)
     if options.output is not None:
-        if joint.is_offloaded and ending == ".json":
-            problem = "The best choice offloads, and a certificate has no O and L"
-            raise misuse(f"{problem}; write .txt, or leave --offload out.")
         write_whole(options.output, _WRITERS[ending](result))
     about = fields(joint, "sizes", "is_offloaded", "choices", "searched", "waiting")
     about |= fields(joint, "impossible", "is_complete")

@@ -26,6 +26,9 @@ _ALONE = 32.0  # times the whole difference, relative to one row
 _SPREAD = 8.0  # times the spread of repeated runs
 _SMALL = 0.05  # of an update by an optimiser that magnifies small gradients
 _ACCUMULATED = 16  # microbatches, if a run records none
+_DOUBT_OF_PRODUCTS = (
+    8.0  # times the bound of a coarse format, which no sum makes larger
+)
 _DIGITS_OF_PRODUCTS = 0.03  # what products in bfloat16 can reach
 
 Spread = Mapping[Name, float]
@@ -196,13 +199,17 @@ class Judge:
         if is_finer and not is_stated and found.size <= self.assumed.bound(FLOAT32):
             missing = "whether a run computed in float32 (precision)"
             return found.judged(Verdict.CANNOT_TELL, where, missing)
-        if found.size > DOUBT * found.bound:
+        is_coarse = arithmetic.digits < FLOAT32.digits
+        doubt = _DOUBT_OF_PRODUCTS if is_coarse else DOUBT
+        if found.size > doubt * found.bound:
             if not is_stated and found.size <= _DIGITS_OF_PRODUCTS:
                 where += "; if products in bfloat16 or TF32 were used, state it"
                 where += " (precision)"
             return found.judged(Verdict.BUG, where)
         missing = "the number of terms of a sum, such as tokens of a batch (terms)"
-        if self.assumed.is_stated or self.spread:
+        if is_coarse:
+            missing = "both runs in float32: a bug stays as large"
+        elif self.assumed.is_stated or self.spread:
             missing = "both runs in float64: a bug stays as large"
         return found.judged(Verdict.CANNOT_TELL, where, missing)
 

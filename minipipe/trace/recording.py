@@ -25,7 +25,7 @@ from minipipe.trace.labels import Label, LabelReader, label_reader
 
 _ON_GPU = "gpu_user_annotation"
 _NAMED = {"user_annotation", _ON_GPU}
-_RANK = re.compile(r"\brank[ _:=-]?(\d{1,9})\b", re.IGNORECASE)
+_RANK = re.compile(r"(?<![a-z])rank[ _:=-]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _MOST_SHAPES = 1000  # different labels that are remembered for a message
 _SHOWN = 12
 
@@ -88,8 +88,9 @@ def read_lanes(files: Iterable[str | Path], label: str | None = None) -> list[La
     """Read the ranges of all ranks from traces: one file for each rank, or one for all.
 
     The rank is ``distributedInfo`` of the file, as PyTorch writes it. Without it, each
-    thread with actions is a rank, which its name or the name of its process may state;
-    otherwise threads count in the order of the files, processes and threads.
+    thread with actions is a rank, which its name, the name of its process or, for one
+    thread, the name of the file may state (``rank10.json``); otherwise threads count in
+    the order of the files, processes and threads.
 
     Parameters
     ----------
@@ -188,12 +189,15 @@ class _File:
         if not threads:
             raise self._no_labels()
         job = self._header.get("distributedInfo")
-        if isinstance(job, dict) and isinstance(job.get("rank"), int):
+        if not isinstance(job, dict) or not isinstance(job.get("rank"), int):
+            job = {}
+        if job or len(threads) == 1:
             (main, _), *_ = threads.most_common(1)
             kept = [
                 it for it in self._found if it.thread == main or not _computes(it.label)
             ]
-            return [self._lane(job["rank"], kept, job.get("world_size"))]
+            rank = job.get("rank", self._number(main, first, Path(self._path).name))
+            return [self._lane(rank, kept, job.get("world_size"))]
         lanes = []
         for index, main in enumerate(sorted(threads, key=_sortable), first):
             kept = [it for it in self._found if it.thread == main]
@@ -213,9 +217,10 @@ class _File:
             num_ranks = None
         return Lane(rank, str(self._path), _with_transfers(ranges), base, num_ranks)
 
-    def _number(self, thread: tuple[Any, Any], index: int) -> int:
-        """Return the rank that a thread or its process names, or its index."""
-        for name in (*self._names[thread], *self._names[thread[0]]):
+    def _number(self, thread: tuple[Any, Any], index: int, file: str = "") -> int:
+        """Return the rank that a thread, its process or the file names, or the index."""
+        names = (*self._names[thread], *self._names[thread[0]], *map(str, thread), file)
+        for name in names:
             if match := _RANK.search(name):
                 return int(match[1])
         return index
@@ -276,11 +281,11 @@ def _with_transfers(ranges: Sequence[Range]) -> tuple[Range, ...]:
         if not transfer.label.transfer or index < 0:
             continue
         inside = labelled[index]
-        if transfer.start > inside.end:
+        if transfer.start >= inside.end:
             continue
         if transfer.label.transfer == "send":
-            sent = min(inside.sent or transfer.start, transfer.start)
-            labelled[index] = inside._replace(sent=sent)
+            if inside.sent is None:
+                labelled[index] = inside._replace(sent=transfer.start)
         else:
             arrived = max(inside.arrived or transfer.end, transfer.end)
             labelled[index] = inside._replace(arrived=arrived)

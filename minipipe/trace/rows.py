@@ -22,7 +22,7 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action import Action, ActionKind, Slice
 from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.errors import Code, ScheduleError
 from minipipe.trace.recording import Lane, Range
@@ -108,7 +108,14 @@ def _first_of_a_step(actions: Sequence[Action]) -> int:
             seen.add((action.stage, action.microbatch))
         else:
             begins.append(index)
-    return min(begins, key=lambda i: (actions[i].microbatch, i), default=0)
+    return min(begins, key=lambda i: (_place(actions[i]), i), default=0)
+
+
+def _place(action: Action) -> tuple[int, int]:
+    """Return the microbatch of an action, and its slice of a sequence."""
+    if isinstance(action.microbatch, Slice):
+        return action.microbatch
+    return action.microbatch, 0
 
 
 def _actions(lane: Lane, rank: int) -> list[Ran]:

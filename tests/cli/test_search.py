@@ -148,6 +148,9 @@ def test_the_open_puzzle_is_solved_within_its_bound(ask, tmp_path):
         (["--layers", 3], "The placement has 4 stages, and there are 3 layers"),
         (["--layers", 3, "--placement", "any"], "there are 3 layers"),
         (["--layers", 4, "--offload"], "offload needs a memory_limit"),
+        # not after the search, whose result would be lost
+        (["--layers", 4, "--offload", "-o", "x.csv"], ".csv has no O and L"),
+        (["--layers", 4, "--offload", "-o", "x.json"], ".json has no O and L"),
     ],
 )
 def test_a_placement_that_is_none_is_refused(ask, options, complaint):

@@ -215,7 +215,7 @@ def test_later_gradients_without_the_first_ones_do_not_decide():
         (1e-4, {"terms": 10**6}, Verdict.ORDER),
         (1e-2, {}, Verdict.BUG),
         (1e-2, {"precision": "bfloat16"}, Verdict.CANNOT_TELL),
-        (0.8, {"precision": "bfloat16"}, Verdict.BUG),
+        (0.3, {"precision": "bfloat16"}, Verdict.BUG),
     ],
 )
 def test_the_verdict_follows_the_bound_of_the_stated_arithmetic(

@@ -117,6 +117,26 @@ def test_one_file_may_have_all_ranks(tmp_path):
     assert run.schedule.actions == schedules.gpipe(3, 4).actions
 
 
+@pytest.mark.parametrize("form", ["files", "processes"])
+def test_names_of_files_and_processes_state_ranks(form, tmp_path):
+    """A shell lists rank10 before rank2, and the labels have no stage."""
+    schedule = schedules.gpipe(12, 2)
+    timeline = simulate(schedule, Costs(unit="s", latency=0.5))
+    paths, together = [], []
+    for rank in sorted(range(12), key=str):
+        events = events_of(timeline, rank)
+        for it in events:
+            it["name"] = it["name"].replace(f"PP:{rank}F", "Forward ")
+            it["name"] = it["name"].replace(f"PP:{rank}B", "Backward ")
+        paths.append(write_trace(tmp_path / f"job_rank{rank}.json", events))
+        together += [{**it, "pid": f"rank {rank}"} for it in events]
+    if form == "processes":
+        paths = [write_trace(tmp_path / "all.json", together)]
+    run = read_run(*paths, label=FORWARD_OR_BACKWARD)
+    assert run.schedule.actions == schedule.actions
+    assert run.ranks == tuple(range(12))
+
+
 def test_a_trace_that_minipipe_draws_can_be_read(tmp_path):
     timeline = simulate(schedules.v_half(2, 4))
     path = render.save(tmp_path / "v-half.json", timeline)
@@ -370,6 +390,13 @@ def test_a_label_of_pytorch_that_is_not_known_is_reported(tmp_path):
     events = [*events_of(timeline, 0), event("PP:0NEW_KIND3", 6, 8)]
     run = read_run(write_trace(tmp_path / "0.json", events, 0, 1))
     assert run.beside == ({"NEW_KIND": pytest.approx(2)},)
+
+
+def test_slices_among_whole_microbatches_are_refused(tmp_path):
+    timeline = simulate(schedules.gpipe(1, 2), Costs(unit="s"))
+    events = [*events_of(timeline, 0), event("PP:0F0.1", 6, 8)]
+    with pytest.raises(ScheduleError, match=r"0F0\.1 names a slice"):
+        read_run(write_trace(tmp_path / "0.json", events, 0, 1))
 
 
 def test_no_traces_are_refused():
