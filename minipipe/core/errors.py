@@ -579,11 +579,11 @@ def counted(count: float, noun: str) -> str:
     ...     counted(1, "rank"),
     ...     counted(2, "microbatch"),
     ...     counted(0, "copy"),
-    ...     counted(2, "array"),
+    ...     counted(2, "key"),
     ...     counted(1.5, "core"),
     ...     counted(4096, "rank"),
     ... )
-    ('1 rank', '2 microbatches', '0 copies', '2 arrays', '1.5 cores', '4096 ranks')
+    ('1 rank', '2 microbatches', '0 copies', '2 keys', '1.5 cores', '4096 ranks')
     """
     text = str(count) if isinstance(count, int) else f"{count:g}"
     if text == "1":
@@ -592,7 +592,7 @@ def counted(count: float, noun: str) -> str:
         return f"{text} {noun[:-2]}es"  # as axis, axes
     if noun.endswith(("ch", "sh", "s", "x")):
         return f"{text} {noun}es"
-    if noun.endswith("y") and not noun.endswith("ay"):
+    if noun.endswith("y") and not noun.endswith(("ay", "ey", "oy", "uy")):
         return f"{text} {noun[:-1]}ies"
     return f"{text} {noun}s"
 

@@ -124,10 +124,22 @@ def run_of(arrays: Mapping[str, Any], source: str, kind: str = "") -> Run:
             message = f"{source} has {_listed([name])} twice"
             raise ArgumentError("duplicate", f"{message}; record it once.")
         run[name] = values
+    _check_shapes(run, source)
     if not any(values.size for values in run.values()):
         message = f"{source} has no numbers; expected losses, gradients or weights."
         raise ArgumentError("missing", message)
     return run
+
+
+def _check_shapes(run: Run, source: str) -> None:
+    """Refuse a run whose steps or microbatches have other shapes of one array."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, values in run.items():
+        shape = shapes.setdefault(str(name), values.shape)
+        if shape != values.shape:
+            message = f"{name} of {source} has the shapes {shape} and {values.shape}"
+            expected = "the same in all steps and microbatches"
+            raise ArgumentError("shape", f"{message}; expected {expected}.")
 
 
 def _as_numbers(array: np.ndarray, described: str) -> np.ndarray:

@@ -136,7 +136,7 @@ class Judge:
         harmless: set[Name] = set()
         for microbatch, group in sorted(groups.items()):
             whole = norm(*(pair.a for pair in group))
-            count = sum(pair.a.size for pair in group)
+            count = max(1, sum(pair.a.size for pair in group))
             for pair in group:
                 sum_of_parts = pair.name._replace(microbatch=-1)
                 # parts find what is wrong with their sum, if they are the same parts

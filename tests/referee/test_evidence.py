@@ -122,6 +122,13 @@ def test_the_scale_of_an_array_does_not_decide(scale):
     assert referee({NAME: a}, {NAME: 1.5 * a}).verdict is Verdict.BUG
 
 
+def test_arrays_without_elements_are_equal():
+    a = {"loss": np.linspace(2, 1, 9), NAME: np.zeros((0, 3))}
+    assert referee(a, a).verdict is Verdict.EQUAL
+    report = referee(a, {**a, "loss": a["loss"] + 1})
+    assert (report.verdict, report.first.name) == (Verdict.BUG, "loss")
+
+
 @pytest.mark.parametrize("name", ["loss", NAME])
 def test_functions_with_other_numbers_each_time_do_not_decide(name):
     """Their repetitions differ so much that any bug was within the bound."""

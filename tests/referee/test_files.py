@@ -52,6 +52,12 @@ def refusal(a, b, **options):
         ),
         ({"step/0/gradients/w": [1.0]}, GOOD, "name", "steps count from 1"),
         ({1: [1.0]}, GOOD, "name", "expected text"),
+        (
+            {"gradients/w": [1.0], "step/2/gradients/w": [1.0, 2.0]},
+            GOOD,
+            "shape",
+            "has the shapes (1,) and (2,); expected the same in all steps",
+        ),
         (lambda variation: None, GOOD, "type", "A gives NoneType; expected a mapping"),
         ({"loss": []}, {"loss": []}, "missing", "A has no numbers"),
         (3, GOOD, "type", "A is int; expected the path of a file"),
