@@ -18,8 +18,11 @@ from minipipe.coursework.checking import load, outcome_of, packed, reply_of, val
 from minipipe.coursework.imports import findings, given_names, guarded_builtins
 from minipipe.coursework.several import _report
 
-# Tasks are graded by threads, which share standard output.
+# Submissions and their tasks are graded by threads. Threads share standard output, and
+# Python 3.11 confuses the depths of two calls of ast.parse at a time
+# (github.com/python/cpython/issues/106905).
 ONE_AT_A_TIME = threading.Lock()
+ONE_REPORT_AT_A_TIME = threading.Lock()
 
 
 class InProcess:
@@ -47,8 +50,8 @@ class InProcess:
             f"checks_of_{self._exercise.name}", self._exercise.visible_checks
         )
         try:
-            self.flags += findings(ast.parse(self._text, str(file)), given)
             with ONE_AT_A_TIME, contextlib.redirect_stdout(self._printed):
+                self.flags += findings(ast.parse(self._text, str(file)), given)
                 names = {"__builtins__": guarded_builtins(given, self.flags)}
                 self._module = load(self._exercise.name, self._text, file, names)
         except BaseException as error:
@@ -68,4 +71,6 @@ class InProcess:
 
 def graded_here(job, _):
     """Stand for ``minipipe.coursework.several._graded``."""
-    return json.loads(json.dumps(_report(json.loads(json.dumps(job, default=str)))))
+    with ONE_REPORT_AT_A_TIME:
+        report = _report(json.loads(json.dumps(job, default=str)))
+    return json.loads(json.dumps(report))
