@@ -250,7 +250,7 @@ def _norm(matrix: Array) -> float:
 @with_hints
 def muon_groups(
     trained: Any,
-    kinds: tuple[type[Module], ...] = _TABLES,
+    kinds: tuple[type[Module], ...] | None = None,
     with_output: bool = False,
 ) -> list[dict[str, Any]]:
     """Return two groups of parameters for :class:`Muon`: matrices, and those for AdamW.
@@ -262,7 +262,7 @@ def muon_groups(
     Parameters
     ----------
     trained : Module or Pipeline
-    kinds : tuple of type
+    kinds : tuple of type, optional
         Layers whose parameters are left to AdamW; by default embeddings, also of
         positions. A subclass counts as well.
     with_output : bool
@@ -300,6 +300,8 @@ def muon_groups(
         model = getattr(trained, "model", None)
     if not isinstance(model, Module):
         raise _TRAINED.refusal("muon_groups: trained", type(trained).__name__)
+    if kinds is None:
+        kinds = _TABLES
     apart = [
         one
         for each in model.modules()
