@@ -59,10 +59,12 @@ OLD_CODES = {
     Code.OUT_OF_RANGE: "range",
     Code.WRONG_NUMBER: "several-tensors unequal-lengths",
     Code.TOO_FEW: "too-few-layers too-few-samples",
-    Code.MISSING: "no-gradient no-partner no-random-key no-sum skipped uninitialised unpaired",
+    Code.MISSING: "no-gradient no-partner no-random-key no-sum skipped uninitialised "
+    "unpaired",
     Code.UNEXPECTED: "mixed-backward",
     Code.DUPLICATE: "tag-collision",
-    Code.UNSUPPORTED: "beside-layers forward-only kinds no-formula planned recompute replicas slices updates version",
+    Code.UNSUPPORTED: "beside-layers forward-only kinds no-formula planned recompute "
+    "replicas slices updates version",
     Code.NO_GRAPH: "backward-twice",
     Code.LOSS: "loss-with-parameters",
     Code.DISAGREEMENT: "not-all-ranks step",

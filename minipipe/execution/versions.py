@@ -2,8 +2,8 @@
 the weights of its forward.
 
 The handlers of a run with updates. Positions alone determine which gradients it applies
-(``schedules/analysis/copies.py``): each U has a separate sum, to which each of its microbatches
-adds::
+(``schedules/analysis/copies.py``): each U has a separate sum, to which each of its
+microbatches adds::
 
     row              0F0  0F1  0B0    0U0        0F2  0B1       0U1
     weights          v0   v0   v0     v0 -> v1   v1   v0 again  v1 -> v2      a copy, since 1 or 2 still needs the old

@@ -11,8 +11,8 @@ values to the others::
 
 The result has the bits of a whole update if the rule updates each element
 independently. A parameter that its rule reads as a whole, such as a matrix of Muon, is
-in the shard of one of the ranks. A rank sends 2 (n - 1) / n of the gradients for their sum, and in
-addition (n - 1) / n of the values.
+in the shard of one of the ranks. A rank sends 2 (n - 1) / n of the gradients for their
+sum, and in addition (n - 1) / n of the values.
 
 References
 ----------

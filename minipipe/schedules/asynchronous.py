@@ -2,8 +2,8 @@
 weights while others run on.
 
 They differ in the positions of U, and therefore in the version of the weights that each
-microbatch uses. The rows contain nothing else: ``analysis/copies.py`` derives versions and
-staleness from them.
+microbatch uses. The rows contain nothing else: ``analysis/copies.py`` derives versions
+and staleness from them.
 """
 
 from __future__ import annotations
