@@ -31,7 +31,7 @@ from minipipe.coursework.submission import directories_of, name_of, submissions_
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
 from minipipe.errors import counted, misuse
-from minipipe.io import write_whole
+from minipipe.io import printable, write_whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +106,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         reports = grade_all(options.submissions, of_each=of_each, **common)
     files.write(reports)
     data: dict[str, Any] = {"submissions": reports}
+    if files.missing:
+        data["missing"] = files.missing
     if options.similarity:
         chosen = chosen_of(exercises, options.only)
         similar = similarities(submissions, chosen)
@@ -130,6 +132,8 @@ def _all(
     """Answer with the table of a class, after adding its schedules to a leaderboard."""
     reports = data["submissions"]
     text = as_table(reports)
+    if "missing" in data:
+        text += f"\n\nno submission: {printable(', '.join(data['missing']))}"
     if board:
         students = ((_student_of(each, of_each), each["tasks"]) for each in reports)
         entries = board.add((name, schedules_in(tasks)) for name, tasks in students)

@@ -5,13 +5,15 @@ gradebook.
 from __future__ import annotations
 
 import argparse
+import os
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from minipipe.cli.declaring import add_file, add_text
 from minipipe.coursework.assignment import assignment_of
 from minipipe.coursework.exercise import find_source
-from minipipe.coursework.gradebook import Gradebook, read_roster
+from minipipe.coursework.gradebook import Gradebook, Roster
 from minipipe.coursework.results import as_csv, as_gradescope, as_junit
 from minipipe.coursework.submission import name_of
 from minipipe.errors import misuse, quoted
@@ -30,7 +32,7 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     add_file(parser, "--feedback", feedback, metavar="DIR")
     merge = "write the scores into a column of this CSV file, a gradebook"
     add_file(parser, "--merge", merge)
-    roster = "lines `submission,student`: the students' names in the gradebook"
+    roster = "lines `submission,student` with the gradebook's names; groups: see below"
     add_file(parser, "--roster", roster)
     key = "column of the gradebook that names students (default: the first)"
     add_text(parser, "--key", "COLUMN", key)
@@ -61,18 +63,25 @@ class ResultFiles:
     options : argparse.Namespace
     submissions : list of Path
 
+    Attributes
+    ----------
+    missing : list of str
+        The students of the roster without a submission.
+
     Raises
     ------
     ArgumentError, FileError
-        Codes of :class:`minipipe.coursework.gradebook.Gradebook`.
+        Codes of :class:`minipipe.coursework.gradebook.Roster` and ``Gradebook``.
     ScheduleError
-        Code ``value``: a submission has no row in the roster or the gradebook.
+        Code ``value``: a student has no row in the gradebook.
     """
 
     def __init__(self, options: argparse.Namespace, submissions: list[Path]) -> None:
         self._options = options
         names = [*map(name_of, submissions)]
-        self._students = dict(zip(names, names))
+        self._students = {name: [name] for name in names}
+        self._recipients = self._students
+        self.missing: list[str] = []
         self._book: Gradebook | None = None
         if options.merge:
             self._open_gradebook()
@@ -88,14 +97,13 @@ class ResultFiles:
     def _open_gradebook(self) -> None:
         options = self._options
         if options.roster:
-            roster = read_roster(options.roster)
-            for name in self._students:
-                if name not in roster:
-                    problem = f"The file of --roster has no line for {quoted(name)}"
-                    raise misuse(f"{problem}; add one.")
-                self._students[name] = roster[name]
+            roster = Roster(options.roster)
+            self._students = roster.students_of(self._students)
+            self.missing = roster.missing(self._students)
+            if roster.has_groups:
+                self._recipients = self._students  # each member gets a file
         self._book = Gradebook(options.merge, options.key)
-        self._book.check(self._students.values())
+        self._book.check([*chain(*self._students.values())])
 
     def write(self, reports: list[dict[str, Any]]) -> None:
         """Write the files; the feedback is taken out of the reports."""
@@ -108,11 +116,15 @@ class ResultFiles:
             write_whole(options.gradescope, as_gradescope(reports[0]))
         if options.feedback:
             for report in reports:
-                path = options.feedback / f"{report['submission']}.txt"
-                write_whole(path, report.pop("feedback"))
+                text = report.pop("feedback")
+                for name in self._recipients[report["submission"]]:
+                    file = name.replace(os.sep, "_")
+                    write_whole(options.feedback / f"{file}.txt", text)
         if self._book:
             assignment = assignment_of(find_source(options.source))
             column = options.column or (assignment and assignment.name) or "minipipe"
             by_name = {each["submission"]: each["score"] for each in reports}
-            scores = {self._students[name]: by_name[name] for name in by_name}
+            scores: dict[str, float] = {}
+            for name, students in self._students.items():
+                scores |= dict.fromkeys(students, by_name[name])
             write_whole(options.merge, self._book.with_column(column, scores))

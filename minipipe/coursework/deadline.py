@@ -90,25 +90,44 @@ def pairs_in(path: str | Path, value: str) -> list[tuple[str, str]]:
     FileError
         Codes of :func:`minipipe.io.read_text`, and ``damaged``: it is not CSV.
     """
+    pairs: dict[str, str] = {}
+    for name, text in lines_in(path, ["submission", value]):
+        if name in pairs:
+            problem = f"{quoted(str(path), 200)} has two {value}s for {quoted(name)}"
+            raise ArgumentError(f"{problem}; keep one line for each.")
+        pairs[name] = text
+    return [*pairs.items()]
+
+
+def lines_in(
+    path: str | Path, columns: list[str], optional: str = ""
+) -> list[list[str]]:
+    """Read CSV lines of two columns, perhaps below a line with their names; and of a
+    further column, if that line names it.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: a line has another form.
+    FileError
+        Codes of :func:`minipipe.io.read_text`, and ``damaged``: it is not CSV.
+    """
     text = read_text(path, _LONGEST)
-    named = quoted(str(path), 200)
     try:
-        rows = [cells for _, cells in parse_csv(text)]
+        rows = [[*map(str.strip, cells)] for _, cells in parse_csv(text)]
     except ArgumentError as error:
         raise FileError.of(path, error.message, "damaged") from None
-    wrong = next((row for row in rows if len(row) != 2), None)
+    # the first cell may begin with a mark by which Excel knows UTF-8
+    if optional and rows and rows[0][1:] == [columns[1], optional]:
+        columns = [*columns, optional]
+    wrong = next((row for row in rows if len(row) != len(columns)), None)
     if wrong is not None:
-        problem = f"A line of {named} is {quoted(','.join(wrong))}"
-        raise ArgumentError(f"{problem}; expected `submission,{value}`.")
-    if rows and rows[0][1].strip() == value:
+        problem = f"A line of {quoted(str(path), 200)} is {quoted(','.join(wrong))}"
+        more = f", and `{optional}` if the first line names it" * bool(optional)
+        raise ArgumentError(f"{problem}; expected `{','.join(columns)}`{more}.")
+    if rows and rows[0][1] == columns[1]:
         del rows[0]
-    pairs: dict[str, str] = {}
-    for name, text in rows:
-        if name.strip() in pairs:
-            problem = f"{named} has two {value}s for {quoted(name.strip())}"
-            raise ArgumentError(f"{problem}; keep one line for each.")
-        pairs[name.strip()] = text
-    return [*pairs.items()]
+    return rows
 
 
 def _not_of_gradescope(path: str | Path, reason: str) -> FileError:

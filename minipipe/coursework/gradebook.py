@@ -7,37 +7,105 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
-from minipipe.coursework.deadline import pairs_in
+from minipipe.coursework.deadline import lines_in
 from minipipe.errors import ArgumentError, FileError, counted, misuse, quoted
 from minipipe.io import parse_csv, read_text
 
 _LONGEST = 4 << 20  # bytes of a file
+_COLUMNS = ["submission", "student"]  # of a roster
 _SHOWN = 5  # names in a message
 _BOM = "\ufeff"  # by which Excel knows that a file is UTF-8
 
 
-def read_roster(path: str | Path) -> dict[str, str]:
-    """Read lines ``submission,student``, which name the student of each submission as
-    the gradebook does.
+class Roster:
+    """The students of submissions, named as the gradebook names them.
+
+    A group has one submission, which may have the name of any member's line, and its
+    score counts for all members.
+
+    Parameters
+    ----------
+    path : str or Path
+        Lines ``submission,student``. Below a line ``submission,student,group``, each
+        line also has a group, or an empty cell.
+
+    Attributes
+    ----------
+    has_groups : bool
 
     Raises
     ------
     ArgumentError
-        Code ``value``: two lines have the same submission or the same student, or a
-        line has another form.
+        Code ``value``: a student has two lines or two groups, a submission has students
+        who are no group, or a line has another form.
     FileError
         Code ``damaged``: it is not CSV.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "roster.csv")
+    ...     text = "submission,student,group\\nada,a@x.edu,red\\nbob,b@x.edu,red\\n"
+    ...     _ = path.write_text(text)
+    ...     print(Roster(path).students_of(["bob"]))
+    {'bob': ['a@x.edu', 'b@x.edu']}
     """
-    roster: dict[str, str] = {}
-    for submission, student in pairs_in(path, "student"):
-        student = student.strip()
-        if student in roster.values():
-            problem = f"{quoted(str(path), 200)} has two lines for {quoted(student)}"
-            raise ArgumentError(f"{problem}; each student has one submission.")
-        roster[submission] = student
-    return roster
+
+    def __init__(self, path: str | Path) -> None:
+        self._members: dict[tuple[str, str], list[str]] = {}  # by group or student
+        self._team: dict[str, tuple[str, str]] = {}  # by submission
+        group_of: dict[str, str] = {}
+        for submission, student, *cells in lines_in(path, _COLUMNS, "group"):
+            group = "".join(cells)
+            team = (group, student * (not group))
+            problem = ""
+            if student in group_of:
+                problem = f"two lines for {quoted(student)}"
+                if group_of[student] != group:
+                    groups = f"{quoted(group_of[student])} and {quoted(group)}"
+                    problem = f"{quoted(student)} in two groups, {groups}"
+            elif submission and self._team.setdefault(submission, team) != team:
+                problem = f"two students for {quoted(submission)}"
+            if problem:
+                how = "keep one line for each student, and one group for each team"
+                problem = f"{quoted(str(path), 200)} has {problem}"
+                raise ArgumentError(f"{problem}; {how}.")
+            group_of[student] = group
+            self._members.setdefault(team, []).append(student)
+        self.has_groups = any(group_of.values())
+
+    def students_of(self, submissions: Iterable[str]) -> dict[str, list[str]]:
+        """Return the students of each submission: all members of a group.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``: a submission has no line, or a group has two submissions.
+        """
+        students: dict[str, list[str]] = {}
+        submission_of: dict[tuple[str, str], str] = {}
+        for name in submissions:
+            if name not in self._team:
+                problem = f"The file of --roster has no line for {quoted(name)}"
+                raise ArgumentError(f"{problem}; add one.")
+            team = self._team[name]
+            first = submission_of.setdefault(team, name)
+            if first != name:
+                both = f"{quoted(first)} and {quoted(name)}"
+                problem = f"Group {quoted(team[0])} has two submissions, {both}"
+                raise ArgumentError(f"{problem}; move one away.")
+            students[name] = self._members[team]
+        return students
+
+    def missing(self, submissions: Iterable[str]) -> list[str]:
+        """Return the students without a submission."""
+        handed_in = {self._team[name] for name in submissions}
+        teams = [team for team in self._members if team not in handed_in]
+        return [*chain(*(self._members[team] for team in teams))]
 
 
 class Gradebook:

@@ -221,6 +221,95 @@ def test_a_gradebook_that_does_not_fit_is_refused_before_grading(
     assert (status, out) == (2, "") and said in err, err
 
 
+# -- groups ----------------------------------------------------------------------------
+
+GROUPS = """\
+submission,student,group
+ada,a@x.edu,red
+bob,b@x.edu,
+carl,c@x.edu,red
+,d@x.edu,blue
+,"dent, eve/adam",blue
+"""
+GROUP_BOOK = "Email,quiz\na@x.edu,\nb@x.edu,\nc@x.edu,\nd@x.edu,7\n"
+
+
+@pytest.fixture
+def teams(book):
+    """Use a roster with groups; the submission of the first is ada's."""
+    (book.parent / "roster.csv").write_text(GROUPS)
+    book.write_text(GROUP_BOOK)
+    return book
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("name", ["ada", "carl", "red"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_each_member_of_a_group_gets_its_score_and_its_feedback(teams, ask, name, mark):
+    """The submission may have a member's name, or one for all."""
+    here = teams.parent
+    (here / "class" / "ada").rename(here / "class" / name)
+    text = mark + GROUPS
+    if name == "red":
+        text = text.replace("ada,", "red,").replace("carl,", "red,")
+    (here / "roster.csv").write_text(text)
+    status, out, _ = ask(*GRADE, *MERGE, "--feedback", "feedback")
+    assert status == 1
+    filled = GROUP_BOOK.replace("a@x.edu,", "a@x.edu,10").replace(
+        "c@x.edu,", "c@x.edu,10"
+    )
+    assert teams.read_text() == filled.replace("b@x.edu,", "b@x.edu,6.67")
+    texts = {path.name: path.read_text() for path in here.glob("feedback/*")}
+    assert texts.keys() == {f"{each}@x.edu.txt" for each in "abc"}
+    assert texts["a@x.edu.txt"] == texts["c@x.edu.txt"] != texts["b@x.edu.txt"]
+    assert out.endswith("\n\nno submission: d@x.edu, dent, eve/adam\n")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_file_of_feedback_stays_in_its_directory(teams, ask):
+    text = GROUPS.replace("c@x.edu", "../c@x.edu")
+    (teams.parent / "roster.csv").write_text(text)
+    teams.write_text(GROUP_BOOK.replace("c@x.edu", "../c@x.edu"))
+    ask(*GRADE, *MERGE, "--feedback", "feedback", "--json")
+    names = {path.name for path in teams.parent.rglob("*@x.edu.txt")}
+    assert names == {"a@x.edu.txt", "b@x.edu.txt", ".._c@x.edu.txt"}
+    assert all((teams.parent / "feedback" / name).exists() for name in names)
+
+
+def test_the_missing_students_are_in_the_data(teams, ask, monkeypatch):
+    monkeypatch.setattr("minipipe.cli.grade.grade_all", lambda *_, **options: [])
+    monkeypatch.setattr("minipipe.cli.grade.ResultFiles.write", lambda *_: None)
+    data = json.loads(ask(*GRADE, *MERGE, "--json")[1])
+    assert data["missing"] == ["d@x.edu", "dent, eve/adam"]
+    (teams.parent / "roster.csv").write_text(ROSTER)
+    assert "missing" not in json.loads(ask(*GRADE, *MERGE, "--json")[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("bob,b@x.edu,\n", "bob,b@x.edu,red\n", "'red' has two submissions, 'ada' and"),
+        ("bob,b@x.edu,", "bob,a@x.edu,blue", "'a@x.edu' in two groups, 'red' and 'blu"),
+        ("bob,b@x.edu,", "bob,a@x.edu,", "'a@x.edu' in two groups, 'red' and ''"),
+        ("bob,b@x.edu,", "bob,a@x.edu,red", "two lines for 'a@x.edu'"),
+        ("bob,b@x.edu,", "ada,b@x.edu,", "two students for 'ada'; keep one line"),
+        ("carl", "bob", "two students for 'bob'"),
+        ("bob,b@x.edu,\n", "", "--roster has no line for 'bob'"),
+        ("submission,student,group\n", "", "`submission,student`, and `group` if the"),
+        ("bob,b@x.edu,\n", "bob,b@x.edu\n", "expected `submission,student,group`"),
+        ("c@x.edu", "z@x.edu", "no row for 'z@x.edu' in column 'Email'"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused_before_grading(
+    teams, ask, old, new, said, monkeypatch
+):
+    monkeypatch.setattr("minipipe.cli.grade.grade_all", None)
+    assert old in GROUPS
+    (teams.parent / "roster.csv").write_text(GROUPS.replace(old, new))
+    status, out, err = ask(*GRADE, *MERGE)
+    assert (status, out) == (2, "") and said in err, err
+
+
 def test_a_directory_of_feedback_that_cannot_be_made_is_named(here, ask):
     (here / "taken").write_text("")
     status, _, err = ask(*GRADE, "--feedback", "taken")
