@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         data["missing"] = files.missing
     if options.similarity:
         chosen = chosen_of(exercises, options.only)
-        similar = similarities(submissions, chosen)
+        similar = similarities(submissions, chosen, options.against)
         write_whole(options.similarity, str(similar))
         data["similarity"] = similar.as_data()
     return _all(data, options, of_each, board)

@@ -19,7 +19,7 @@ from minipipe.coursework.submission import name_of
 from minipipe.errors import misuse, quoted
 from minipipe.io import write_whole
 
-_FILES = ("csv", "junit", "gradescope", "merge", "feedback", "similarity")
+_FILES = ("csv", "junit", "gradescope", "merge", "feedback", "similarity", "against")
 _OF_MERGE = ("roster", "key", "column")
 
 
@@ -40,6 +40,8 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "--column", "COLUMN", column)
     similar = "compare the submissions, and write the similar passages; see below"
     add_file(parser, "--similarity", similar)
+    against = "with --similarity: also compare with the solutions in this folder"
+    add_file(parser, "--against", against, metavar="DIR")
 
 
 def wants_files(options: argparse.Namespace) -> bool:
@@ -87,10 +89,12 @@ class ResultFiles:
             self._open_gradebook()
         elif others := [name for name in _OF_MERGE if getattr(options, name)]:
             raise misuse(f"--{others[0]} needs a gradebook: add --merge FILE.csv.")
-        if options.similarity and len(names) < 2:
-            raise misuse(
-                "--similarity compares submissions, and there is 1; name more."
-            )
+        if options.similarity and len(names) < 2 and not options.against:
+            problem = "--similarity compares submissions, and there is 1"
+            raise misuse(f"{problem}; name more, or solutions with --against DIR.")
+        if options.against and not (options.similarity and options.against.is_dir()):
+            problem = "--against DIR is a folder of solutions, for --similarity FILE"
+            raise misuse(f"{problem}; got {quoted(str(options.against), 200)}.")
         if options.feedback:
             _make_directory(options.feedback)
 

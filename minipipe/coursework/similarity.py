@@ -2,7 +2,8 @@
 
 Files are compared as tokens of Python, so comments, layout and the names of variables
 do not matter. Runs of tokens are found by their fingerprints, as MOSS does. The stub,
-which all students share, is subtracted, and so is code of many submissions.
+which all students share, is subtracted, and so is code of many submissions, unless a
+published solution has it.
 
 References
 ----------
@@ -19,16 +20,16 @@ import keyword
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from minipipe.coursework.exercise import Exercise
 from minipipe.coursework.grading import files_of
-from minipipe.coursework.submission import name_of, open_submission
+from minipipe.coursework.submission import name_of, open_submission, submissions_in
 from minipipe.errors import CourseworkError, FileError, counted
-from minipipe.io import printable
+from minipipe.io import printable, read_text
 
 GRAM = 10
 """Tokens of a hash."""
@@ -36,6 +37,10 @@ WINDOW = 8
 """Hashes of a window, of which one is a fingerprint."""
 _MOST_TOKENS = 20_000  # of a file; a solution has 1,000 at most
 _COMMON = 10  # a fingerprint of more submissions is no evidence, as in MOSS
+PUBLISHED = "published/"
+"""Begins the name of a published solution, and of no submission."""
+HANDOUT = "handout"
+"""The folder of handed-out code, beside published solutions."""
 _LEAST = 0.3  # smaller similarities are not reported
 _WIDTH = 56  # columns of a line in the report
 
@@ -163,17 +168,20 @@ def _winnowed(hashes: Sequence[int]) -> list[int]:
 
 
 def compared(
-    task: str, texts: Mapping[str, str], stub: str
+    task: str, texts: Mapping[str, str], stub: str, handout: Iterable[int] = ()
 ) -> tuple[list[Match], list[str]]:
-    """Compare all answers to a task with each other.
+    """Compare all answers to a task with each other, and with published solutions.
 
     Parameters
     ----------
     task : str
     texts : mapping
-        The text of the answer by name of the submission.
+        The text of the answer by name of the submission; the name of a published
+        solution begins with ``PUBLISHED``.
     stub : str
         The text that all have in common.
+    handout : iterable of int
+        Hashes of runs of tokens that do not count either.
 
     Returns
     -------
@@ -190,7 +198,7 @@ def compared(
     >>> match.names, match.similarity, match.lines
     (('ada', 'bob'), 1.0, [(1, 1), (2, 2), (3, 3)])
     """
-    shared = frozenset(_hashes(tokens_of(stub)))
+    shared = frozenset(_hashes(tokens_of(stub))).union(handout)
     answers: dict[str, _Answer] = {}
     problems = []
     for name, text in texts.items():
@@ -204,9 +212,12 @@ def compared(
             holders[fingerprint].append(name)
     anchors: dict[tuple[str, str], list[int]] = defaultdict(list)
     for fingerprint, names in holders.items():
-        if len(names) <= _COMMON:
-            for pair in combinations(names, 2):
-                anchors[pair].append(fingerprint)
+        own = [name for name in names if not name.startswith(PUBLISHED)]
+        pairs = [*product(own, [name for name in names if name not in own])]
+        if len(own) <= _COMMON:
+            pairs += combinations(own, 2)
+        for pair in pairs:
+            anchors[pair].append(fingerprint)
     matches = [
         _match(task, pair, (answers[pair[0]], answers[pair[1]]), common)
         for pair, common in anchors.items()
@@ -302,8 +313,11 @@ def _shown(number: int, lines: Sequence[str]) -> str:
     return f"{number:4}  {text}"[: _WIDTH - 1]
 
 
-def similarities(paths: Iterable[Path], exercises: Iterable[Exercise]) -> Similarities:
-    """Compare the submissions of a class, task by task.
+def similarities(
+    paths: Iterable[Path], exercises: Iterable[Exercise], against: Path | None = None
+) -> Similarities:
+    """Compare the submissions of a class, task by task, with each other and with
+    published solutions.
 
     Parameters
     ----------
@@ -311,15 +325,27 @@ def similarities(paths: Iterable[Path], exercises: Iterable[Exercise]) -> Simila
         Directories and archives, with different names.
     exercises : iterable of Exercise
         The tasks to compare.
+    against : Path, optional
+        A folder of published solutions, like one of submissions. Code in its folder
+        ``handout`` does not count.
     """
     exercises = list(exercises)
+    files = files_of(exercises)
     report = Similarities([], [], {})
+    handout: set[int] = set()
+    named = [("", path) for path in paths]
+    if against:
+        handout = _hashes_in(against / HANDOUT, report.problems)
+        found = submissions_in([against], files)
+        named += [(PUBLISHED, each) for each in found if each != against / HANDOUT]
     by_task: dict[str, dict[str, str]] = {each.name: {} for each in exercises}
-    for path in paths:
-        name = name_of(path)
+    for prefix, path in named:
+        name = prefix + name_of(path)
         try:
-            submission = open_submission(path, files_of(exercises), links=False)
+            submission = open_submission(path, files, links=bool(prefix))
         except (CourseworkError, FileError) as error:
+            if path == against and handout:
+                continue  # it holds nothing else
             report.problems.append(f"{name} is not compared: {error.message}")
             continue
         for task, texts in by_task.items():
@@ -331,9 +357,20 @@ def similarities(paths: Iterable[Path], exercises: Iterable[Exercise]) -> Simila
                 report.problems.append(f"{name}: {task}.py is not compared: {reason}")
     for exercise in exercises:
         texts = by_task[exercise.name]
-        matches, problems = compared(exercise.name, texts, exercise.stub)
+        matches, problems = compared(exercise.name, texts, exercise.stub, handout)
         report.matches.extend(each for each in matches if each.similarity >= _LEAST)
         report.problems.extend(problems)
         report.texts.update({(exercise.name, name): texts[name] for name in texts})
     report.matches.sort(key=_rank)
     return report
+
+
+def _hashes_in(folder: Path, problems: list[str]) -> set[int]:
+    """Return the hashes of all Python files in a folder."""
+    hashes: set[int] = set()
+    for path in sorted(folder.rglob("*.py")):
+        try:
+            hashes.update(_hashes(tokens_of(read_text(path))))
+        except (CourseworkError, FileError) as error:
+            problems.append(f"{path} is left out: {error.message}")
+    return hashes

@@ -62,6 +62,7 @@ COMMANDS = [
     "grade PATH.zip --only 05_bubble",
     "grade mine --only 05_bubble --merge PATH.csv",
     "grade mine --only 05_bubble --merge mine/book.csv --roster PATH.csv",
+    "grade mine --only 05_bubble --similarity similar.txt --against PATH",
     "grade --check --only 05_bubble --source PATH",
     "grade --leaderboard PATH --only 14_puzzle",
     "grade mine --only 05_bubble --late-factor 0.9 --times PATH",

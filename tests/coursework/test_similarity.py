@@ -156,3 +156,126 @@ def test_the_command_writes_the_report(tmp_path, monkeypatch, capsys):
     assert "a hint, not a verdict" in text and "05_bubble: ada and bob, 9" in text
     assert main(["grade", "class/ada", *words[1:]]) == 2
     assert "--similarity compares submissions" in capsys.readouterr().err
+
+
+# -- published solutions ---------------------------------------------------------------
+
+HELPER = """
+def smallest(is_enough, high):
+    low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+"""
+HANDED_OUT = (
+    HELPER
+    + """
+
+def bubble_fraction(num_ranks, num_microbatches):
+    return 1 - num_microbatches / (num_microbatches + num_ranks - 1)
+
+
+def microbatches_for(num_ranks, bubble):
+    return smallest(lambda m: bubble_fraction(num_ranks, m) <= bubble, 1 << 60)
+"""
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Work in a folder of a class, and solutions that were published elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def put(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def against(here, folder="published"):
+    """Return the matches with published solutions, and the problems."""
+    paths = sorted((here / "class").iterdir())
+    report = similarities(paths, [BUBBLE], here / folder)
+    return [match for match in report.matches if "published" in match.names[1]], report
+
+
+def test_planted_copies_of_a_published_solution_are_found_and_honest_answers_not(here):
+    for number in range(11):  # more than _COMMON, so they are no evidence together
+        put(here / "class" / f"copy {number:02}" / "05_bubble.py", BUBBLE.answer)
+    put(here / "class" / "disguised" / "05_bubble.py", disguised(BUBBLE.answer))
+    put(here / "class" / "honest" / "05_bubble.py", OTHER)
+    put(here / "class" / "untouched" / "05_bubble.py", BUBBLE.stub)
+    put(here / "published" / "fork" / "05_bubble.py", BUBBLE.answer)
+    put(here / "published" / "fork 2" / "05_bubble.py", BUBBLE.answer)
+    matches, report = against(here)
+    assert report.matches == matches  # neither the class nor the forks among themselves
+    copies = {f"copy {number:02}" for number in range(11)} | {"disguised"}
+    forks = ("published/fork", "published/fork 2")
+    names = [match.names for match in matches]
+    assert sorted(names) == sorted((each, fork) for each in copies for fork in forks)
+    assert all(match.similarity > 0.9 for match in matches)
+    assert "05_bubble: copy 00 and published/fork, 96%" in str(report)
+
+
+def test_the_files_of_the_exercises_are_solutions_as_they_stand(here):
+    """With their stubs in comments, which do not matter."""
+    put(here / "class" / "ada" / "05_bubble.py", disguised(BUBBLE.answer))
+    report = similarities([here / "class" / "ada"], [BUBBLE], find_source())
+    (match,) = report.matches
+    assert match.names == ("ada", f"published/{find_source().name}")
+
+
+@pytest.mark.parametrize("name", ["notes.py", "week 2/05_bubble.py", "05_bubble.py"])
+def test_code_of_the_handout_is_not_counted(here, name):
+    put(here / "class" / "ada" / "05_bubble.py", HANDED_OUT)
+    put(here / "class" / "bob" / "05_bubble.py", HELPER + OTHER)
+    put(here / "published" / "fork" / "05_bubble.py", f"{HELPER}\n\n{OTHER}")
+    names = [match.names for match in against(here)[1].matches]
+    assert sorted(names) == [
+        ("ada", "bob"),
+        ("ada", "published/fork"),
+        ("bob", "published/fork"),
+    ]
+    put(here / "published" / "handout" / name, HELPER)
+    assert [match.names for match in against(here)[1].matches] == [names[0]]
+    assert names[0] == ("bob", "published/fork")
+
+
+def test_a_folder_with_a_handout_alone_is_no_problem(here):
+    put(here / "class" / "ada" / "05_bubble.py", HANDED_OUT)
+    put(here / "class" / "bob" / "05_bubble.py", HANDED_OUT)
+    assert against(here, "none")[1].problems
+    put(here / "published" / "handout" / "notes.py", HANDED_OUT)
+    report = against(here)[1]
+    assert (report.matches, report.problems) == ([], [])
+
+
+@pytest.mark.parametrize("text", ["x = '''", "x = 1\n" * 10_000, "\udcff"])
+def test_what_cannot_be_read_of_the_handout_is_named(here, text):
+    put(here / "class" / "ada" / "05_bubble.py", BUBBLE.answer)
+    put(here / "published" / "fork" / "05_bubble.py", BUBBLE.answer)
+    (here / "published" / "handout").mkdir()
+    bad = here / "published" / "handout" / "bad.py"
+    bad.write_bytes(text.encode("utf-8", "surrogateescape"))
+    matches, report = against(here)
+    assert len(matches) == 1 and "bad.py is left out: " in report.problems[0]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_one_submission_can_be_compared_with_solutions(here, capsys):
+    put(here / "ada" / "05_bubble.py", BUBBLE.answer)
+    put(here / "published" / "05_bubble.py", BUBBLE.answer)
+    words = ["grade", "ada", "--only", "05_bubble", "--against", "published"]
+    main([*words, "--similarity", "similar.txt"])
+    text = (here / "similar.txt").read_text()
+    assert "05_bubble: ada and published/published, 96%" in text
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "a folder of solutions, for --similarity FILE" in capsys.readouterr().err
+    assert main([*words[:-1], "nowhere", "--similarity", "similar.txt"]) == 2
+    assert "got 'nowhere'" in capsys.readouterr().err
