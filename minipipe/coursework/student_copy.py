@@ -146,7 +146,7 @@ def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
         rows.append(f"| {exercise.name} | {points} | {about} |")
     first = exercises[0].name
     commands = {
-        "pip install pytest": "once: the next two need it",
+        "pip install pytest": "once, in an environment with minipipe",
         "python -m pytest .": "all visible tests",
         f"python -m pytest test_{first}.py": "visible tests of one task",
     }

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_an_assignment_is_set_and_graded_with_the_commands_of_the_page(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    setting, composing, uploading, grading = SHELL
+    setting, composing, uploading, grading, comparing = SHELL
     assert "wrote 5 tasks with 100 points to week-2" in ran(setting, capsys)
     assert "with 50 points" in ran(composing, capsys)
     assert "wrote autograder.zip" in ran(uploading, capsys)
@@ -47,13 +48,31 @@ def test_an_assignment_is_set_and_graded_with_the_commands_of_the_page(
             if exercise.name[:2] in tasks.split():
                 answer = exercise.for_student(student).answer
                 Path("class", student, f"{exercise.name}.py").write_text(answer)
-    roster, book, table, filled, similar = TEXTS
+    roster, book, table, filled, similar, published, groups = TEXTS
     Path("roster.csv").write_text(roster)
     Path("book.csv").write_text(book)
     assert table.rstrip() in ran(grading, capsys)
     assert Path("book.csv").read_text() == filled
     assert similar in Path("similar.txt").read_text()
     assert "35 of 100 points" in Path("feedback", "bob.txt").read_text()
+    Path("minipipe").symlink_to(ROOT)
+    ran(comparing, capsys)
+    assert published in Path("similar.txt").read_text()
+    Path("roster.csv").write_text(groups)
+    assert main(shlex.split(grading)[1:]) == 2
+    said = capsys.readouterr().err
+    assert "Group 'red' has two submissions, 'ada' and 'bob'; move one away" in said
+    shutil.rmtree(Path("class", "bob"))
+    grading = grading.replace(" --similarity similar.txt", "")
+    assert "no submission: eve@x.edu\n" in ran(grading, capsys)
+    assert Path("book.csv").read_text() == filled.replace("edu,35", "edu,100")
+    assert "100 of 100 points" in Path("feedback", "bob@x.edu.txt").read_text()
+
+
+def test_the_command_that_installs_is_that_of_the_first_page():
+    (install,) = [text for kind, text in BLOCKS if kind == "bash"]
+    first = install.replace("'./minipipe[mpi]'", "'.[mpi]'").strip()
+    assert first in (ROOT / "README.md").read_text()
 
 
 def test_the_weeks_name_lessons_and_assignments_that_exist():
