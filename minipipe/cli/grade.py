@@ -133,7 +133,7 @@ def _all(
     reports = data["submissions"]
     text = as_table(reports)
     if "missing" in data:
-        text += f"\n\nno submission: {printable(', '.join(data['missing']))}"
+        text += f"\n\nno submission: {printable('; '.join(data['missing']))}"
     if board:
         students = ((_student_of(each, of_each), each["tasks"]) for each in reports)
         entries = board.add((name, schedules_in(tasks)) for name, tasks in students)
