@@ -117,9 +117,8 @@ def lines_in(
         rows = [[*map(str.strip, cells)] for _, cells in parse_csv(text)]
     except ArgumentError as error:
         raise FileError.of(path, error.message, "damaged") from None
-    # the first cell may begin with a mark by which Excel knows UTF-8
-    if optional and rows and rows[0][1:] == [columns[1], optional]:
-        columns = [*columns, optional]
+    if optional and rows and rows[0] == [*columns, optional]:
+        columns = rows[0]
     wrong = next((row for row in rows if len(row) != len(columns)), None)
     if wrong is not None:
         problem = f"A line of {quoted(str(path), 200)} is {quoted(','.join(wrong))}"

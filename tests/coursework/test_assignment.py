@@ -241,6 +241,8 @@ bob,b@x.edu,
 carl,c@x.edu,red
 ,d@x.edu,blue
 ,"dent, eve/adam",blue
+,f@x.edu,
+,g@x.edu,
 """
 GROUP_BOOK = "Email,quiz\na@x.edu,\nb@x.edu,\nc@x.edu,\nd@x.edu,7\n"
 
@@ -273,7 +275,9 @@ def test_each_member_of_a_group_gets_its_score_and_its_feedback(teams, ask, name
     texts = {path.name: path.read_text() for path in here.glob("feedback/*")}
     assert texts.keys() == {f"{each}@x.edu.txt" for each in "abc"}
     assert texts["a@x.edu.txt"] == texts["c@x.edu.txt"] != texts["b@x.edu.txt"]
-    assert out.endswith("\n\nno submission: d@x.edu; dent, eve/adam\n")
+    assert out.endswith(
+        "\n\nno submission: d@x.edu; dent, eve/adam; f@x.edu; g@x.edu\n"
+    )
 
 
 @pytest.mark.usefixtures("in_process")
@@ -291,7 +295,7 @@ def test_the_missing_students_are_in_the_data(teams, ask, monkeypatch):
     monkeypatch.setattr("minipipe.cli.grade.grade_all", lambda *_, **options: [])
     monkeypatch.setattr("minipipe.cli.grade.ResultFiles.write", lambda *_: None)
     data = json.loads(ask(*GRADE, *MERGE, "--json")[1])
-    assert data["missing"] == ["d@x.edu", "dent, eve/adam"]
+    assert data["missing"] == ["d@x.edu", "dent, eve/adam", "f@x.edu", "g@x.edu"]
     (teams.parent / "roster.csv").write_text(ROSTER)
     assert "missing" not in json.loads(ask(*GRADE, *MERGE, "--json")[1])
 

@@ -222,6 +222,22 @@ def test_planted_copies_of_a_published_solution_are_found_and_honest_answers_not
     assert "05_bubble: copy 00 and published/fork, 96%" in str(report)
 
 
+def test_published_copies_do_not_make_code_of_the_class_common(here):
+    for number in range(9):
+        put(here / "class" / str(number) / "05_bubble.py", BUBBLE.answer)
+        put(here / "published" / f"fork {number}" / "05_bubble.py", BUBBLE.answer)
+    matches, report = against(here)
+    assert (len(matches), len(report.matches)) == (9 * 9, 9 * 9 + 9 * 8 // 2)
+
+
+def test_the_folder_of_solutions_may_be_a_link(here):
+    put(here / "class" / "ada" / "05_bubble.py", BUBBLE.answer)
+    put(here / "elsewhere" / "05_bubble.py", BUBBLE.answer)
+    (here / "published").symlink_to("elsewhere")
+    matches, report = against(here)
+    assert len(matches) == 1 and report.problems == []
+
+
 def test_the_files_of_the_exercises_are_solutions_as_they_stand(here):
     """With their stubs in comments, which do not matter."""
     put(here / "class" / "ada" / "05_bubble.py", disguised(BUBBLE.answer))
@@ -242,8 +258,9 @@ def test_code_of_the_handout_is_not_counted(here, name):
         ("bob", "published/fork"),
     ]
     put(here / "published" / "handout" / name, HELPER)
-    assert [match.names for match in against(here)[1].matches] == [names[0]]
-    assert names[0] == ("bob", "published/fork")
+    report = against(here)[1]
+    assert [match.names for match in report.matches] == [("bob", "published/fork")]
+    assert report.problems == []
 
 
 def test_a_folder_with_a_handout_alone_is_no_problem(here):
