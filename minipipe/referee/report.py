@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe.errors import counted
 from minipipe.io import text_table
@@ -34,6 +34,10 @@ class Verdict(StrEnum):
     def rank(self) -> int:
         """How much it weighs: a bug outweighs all others."""
         return list(Verdict).index(self)
+
+
+# Whether it holds, and then: the verdict, its reason, and the evidence that is missing.
+Case = tuple[Any, Verdict, str] | tuple[Any, Verdict, str, str]
 
 
 class Difference(NamedTuple):
@@ -72,9 +76,22 @@ class Difference(NamedTuple):
     evidence: str = "the same bits"
     missing: str = ""
 
-    def judged(self, verdict: Verdict, evidence: str, missing: str = "") -> Difference:
-        """Return the difference with a verdict and its reason."""
-        return self._replace(verdict=verdict, evidence=evidence, missing=missing)
+    def judged(self, *cases: Case) -> Difference:
+        """Return the difference with the verdict of the first case that holds."""
+        for holds, verdict, evidence, *missing in cases:
+            if holds:
+                return Difference(*self[:5], verdict, evidence, "".join(missing))
+        return self
+
+    def in_doubt(self, missing: str) -> Difference:
+        """Return the difference as undecided if it would be a bug."""
+        is_bug = self.verdict is Verdict.BUG
+        return self.judged((is_bug, Verdict.CANNOT_TELL, self.evidence, missing))
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is neither a bug nor in doubt."""
+        return self.verdict.rank < Verdict.CANNOT_TELL.rank
 
     @property
     def layer(self) -> str:
@@ -130,19 +147,25 @@ class Report(NamedTuple):
     @property
     def compared(self) -> str:
         """The kinds of arrays that were compared, with their steps."""
-        steps: dict[str, set[int]] = {}
+        steps: dict[str, dict[int, None]] = {}
         for each in self.differences:
-            kind = each.name.partition("/")[0]
-            steps.setdefault(kind, set()).add(each.step)
+            steps.setdefault(each.name.partition("/")[0], {})[each.step] = None
         parts = []
         for kind, numbers in steps.items():
-            listed = [str(number) for number in sorted(numbers) if number >= 0]
-            if len(listed) > _STEPS:
-                listed = [*listed[:2], "…", listed[-1]]
-            if kind != "loss" and listed:
-                kind = f"{kind} of step {', '.join(listed)}"
+            if kind != "loss" and -1 not in numbers:
+                first, *others = map(str, numbers)
+                kind += f" of step {' to '.join([first, *others[-1:]])}"
             parts.append(kind)
         return " and ".join(parts)
+
+    @property
+    def unseen(self) -> str:
+        """The bugs that the comparison cannot see."""
+        if any(each.name != "loss" for each in self.differences):
+            return "a bug elsewhere is not seen"
+        bound = max(each.bound for each in self.differences)
+        missed = f"a bug that changes it by less than {bound:.1e} of it, or elsewhere,"
+        return f"{missed} is not seen; gradients of step 1 (gradients/NAME) show more"
 
     @property
     def first(self) -> Difference | None:
@@ -152,7 +175,7 @@ class Report(NamedTuple):
         first, because a wrong gradient spoils the gradients of earlier layers.
         """
         worst = [each for each in self.differences if each.verdict is self.verdict]
-        if self.verdict.rank < Verdict.CANNOT_TELL.rank or not worst:
+        if not worst or worst[0].decides:
             return None
         return min(worst, key=_in_time)
 
@@ -173,7 +196,7 @@ class Report(NamedTuple):
                 leaves = "first that does not decide"
             lines.append(f"{leaves}: {self.first.place}: {self.first.evidence}")
         lines += ["", _table(self.differences), "", f"assumed: {self.assumed}"]
-        lines.append(f"compared: {self.compared}; a bug elsewhere is not seen")
+        lines.append(f"compared: {self.compared}; {self.unseen}")
         return "\n".join(lines)
 
 
