@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action import ActionKind
 from minipipe.core.schedules.action_table import Program, Schedule
 from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.errors import Code, ScheduleError
@@ -215,30 +215,18 @@ def _schedule(step: Step, lanes: Sequence[Lane], name: str) -> Schedule:
 
 
 def _check_complete(step: Step, lanes: Sequence[Lane]) -> None:
-    homes: dict[Action, Lane] = {}
-    consumers = set()
-    for row, lane in zip(step, lanes):
-        for it in row:
-            other = homes.setdefault(it.action, lane)
-            if other is not lane:
-                problem = f"Ranks {other.rank} and {lane.rank} both ran {it.action}"
-                files = f"{other.file} and {lane.file}"
-                hint = "pass the ranks of one pipeline, each once"
-                message = f"{problem}: {files}; {hint}."
-                raise ScheduleError.of(Code.DUPLICATE, message)
-            value = Transfer.produced_by(it.action)
-            if it.sent and value:
-                consumers.add(value.consumer_stage)
-    stages = {action.stage for action in homes}
-    missing = sorted({*range(max(stages)), *consumers} - stages - {-1})
+    """Refuse rows without a stage that others need: a rank is missing."""
+    ran = [it for row in step for it in row]
+    stages = {it.action.stage for it in ran}
+    sent = (Transfer.produced_by(it.action) for it in ran if it.sent)
+    needed = {value.consumer_stage for value in sent if value} - {-1}
+    missing = sorted({*range(max(stages)), *needed} - stages)
     if missing:
-        numbers = ", ".join(map(str, missing))
-        noun = "stage" if len(missing) == 1 else "the stages"
         have = ", ".join(str(lane.rank) for lane in lanes)
         if lanes[0].num_ranks is not None:
             have += f" of {lanes[0].num_ranks}"
-        problem = f"No trace has {noun} {numbers}; there are traces of rank {have}"
-        hint = "Pass the traces of all ranks of the pipeline"
+        problem = f"No trace has stage {', '.join(map(str, missing))}"
+        hint = f"There are traces of rank {have}; pass all ranks of the pipeline"
         raise ScheduleError.of(Code.MISSING, f"{problem}. {hint}.")
 
 
