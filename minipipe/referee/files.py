@@ -18,7 +18,7 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,15 @@ _NAME = re.compile(
 )
 _SHOWN = 3  # names in a message
 _DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+def place_of(step: int, microbatch: int, *words: str) -> str:
+    """Return words, step and microbatch, as far as they are known."""
+    parts = [word for word in words if word]
+    for noun, number in (("step", step), ("microbatch", microbatch)):
+        if number >= 0:
+            parts.append(f"{noun} {number}")
+    return ", ".join(parts)
 
 
 class Name(NamedTuple):
@@ -68,9 +77,6 @@ def parse_name(text: str, kind: str = "") -> Name:
     >>> parse_name("step/3/gradients/0.weight")
     Name(step=3, microbatch=-1, kind='gradients', tensor='0.weight')
     """
-    if not isinstance(text, str):
-        message = f"an array has the name {text!r:.80}; expected text."
-        raise ArgumentError("name", message)
     if text in (LOSS, "losses"):
         return Name(-1, -1, LOSS, "")
     match = _NAME.fullmatch(text)
@@ -111,7 +117,7 @@ def run_of(arrays: Mapping[str, Any], source: str, kind: str = "") -> Run:
         raise ArgumentError("type", f"{message}; expected a mapping of arrays by name.")
     run: Run = {}
     for text, array in arrays.items():
-        name = parse_name(text, kind)
+        name = parse_name(str(text), kind)
         values = _as_numbers(np.asarray(array), f"{quoted(text)} of {source}")
         if name.kind == LOSS and values.ndim != 1:
             message = f"{quoted(text)} of {source} has the shape {values.shape}"
@@ -218,11 +224,8 @@ def check_alike(a: Run, b: Run) -> None:
             raise ArgumentError("shape", f"{message}; expected {expected}.")
 
 
-def _listed(names: Iterable[Name]) -> str:
-    texts = [
-        f"{name} of microbatch {name.microbatch} of step {name.step}" for name in names
-    ]
-    shown = ", ".join(texts[:_SHOWN])
-    if len(texts) > _SHOWN:
-        shown += f" and {len(texts) - _SHOWN} more"
-    return shown.replace(" of microbatch -1", "").replace(" of step -1", "")
+def _listed(names: Sequence[Name]) -> str:
+    shown = ", ".join(place_of(*it[:2], str(it)) for it in names[:_SHOWN])
+    if len(names) > _SHOWN:
+        shown += f" and {len(names) - _SHOWN} more"
+    return shown

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import counted
 from minipipe.io import text_table
+from minipipe.referee.files import place_of
 
 _SHOWN = 12  # rows of the table
 _STEPS = 4  # that are listed
@@ -102,13 +103,8 @@ class Difference(NamedTuple):
     @property
     def place(self) -> str:
         """Name, layer, step and microbatch, as far as they are known."""
-        parts = [self.name]
-        if self.layer:
-            parts.append(f"layer {self.layer}")
-        for noun, number in (("step", self.step), ("microbatch", self.microbatch)):
-            if number >= 0:
-                parts.append(f"{noun} {number}")
-        return ", ".join(parts)
+        layer = self.layer and f"layer {self.layer}"
+        return place_of(self.step, self.microbatch, self.name, layer)
 
 
 class Report(NamedTuple):

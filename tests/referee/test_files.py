@@ -29,7 +29,7 @@ def refusal(a, b, **options):
             GOOD,
             {"loss": GOOD["loss"]},
             "name",
-            "only A has gradients/0.weight of step 1",
+            "only A has gradients/0.weight, step 1",
         ),
         (
             {"loss": [1, 2]},
@@ -47,16 +47,16 @@ def refusal(a, b, **options):
             {"microbatch/0/gradients/0.weight": [1.0]},
             {"microbatch/1/gradients/0.weight": [1.0]},
             "name",
-            "only A has gradients/0.weight of microbatch 0 of step 1; only B has",
+            "only A has gradients/0.weight, step 1, microbatch 0; only B has",
         ),
         (
             {f"microbatch/{k}/gradients/0.weight": [1.0] for k in range(3)},
             {f"microbatch/{k}/gradients/0.weight": [1.0] for k in range(2)},
             "name",
-            "only A has gradients/0.weight of microbatch 2 of step 1",
+            "only A has gradients/0.weight, step 1, microbatch 2",
         ),
         ({"step/0/gradients/w": [1.0]}, GOOD, "name", "steps count from 1"),
-        ({1: [1.0]}, GOOD, "name", "expected text"),
+        ({1: [1.0]}, GOOD, "name", "the array '1' has no kind"),
         (
             {"gradients/w": [1.0], "step/2/gradients/w": [1.0, 2.0]},
             {"gradients/w": [1.0], "step/2/gradients/w": [1.0]},
