@@ -239,8 +239,8 @@ class _File:
 
 
 def _in_order(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges in order of time: those of the same actions merged, if they
-    overlap or have the same number, and with the times of the transfers inside.
+    """Return the ranges in order of time, with the times of the transfers inside.
+    Ranges of the same actions are merged if they overlap or have the same number.
     """
     result: list[Range] = []
     latest: dict[Any, Range] = {}
