@@ -12,11 +12,11 @@ from heapq import nlargest
 from minipipe.cli.declaring import add_file, add_text
 from minipipe.cli.idle import idle_as_data, idle_table, path_text
 from minipipe.cli.numbers import FACTOR, add_number
-from minipipe.cli.options import add_output
+from minipipe.cli.options import add_output, text_width
 from minipipe.cli.output import ExitStatus, answer, figures
-from minipipe.core.specs import SCHEDULE_COUNT, TEXT_WIDTH
-from minipipe.errors import ScheduleError, counted, misuse, quoted
-from minipipe.io import columns_of_terminal, printable, text_table, write_whole
+from minipipe.core.specs import SCHEDULE_COUNT
+from minipipe.errors import counted, misuse, quoted
+from minipipe.io import printable, text_table, write_whole
 from minipipe.render.descriptions import describe_wait
 from minipipe.render.files import check_ending, drawing
 from minipipe.render.text import draw_text
@@ -29,7 +29,6 @@ _OTHERS = "other schedules, with the time of each rank divided equally among its
 _WAITS = 3
 _FASTEST = 8
 _AGREE = 1e-9  # seconds: a smaller difference of clocks is rounding
-_MOST_COLUMNS = 10_000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,33 +36,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     files = "traces of PyTorch's profiler or others, plain or gzip: one for each rank"
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=f"{files}, or one for all")
-    label = (
-        "how other programs name actions: a regular expression with groups, see below"
-    )
+    label = "names of actions of other programs: a regular expression, see below"
     add_text(parser, "--label", "PATTERN", label)
     least = SCHEDULE_COUNT._replace(minimum=0)
     step = "the step to explain and draw, from 0 (default: the median makespan)"
     add_number(parser, "--step", least, "N", step)
     part = "the part of W in a whole backward, if a schedule splits it (default: 0.5)"
     add_number(parser, "--weight-part", FACTOR, "X", part, default=WEIGHT_PART)
-    bounds = f"{TEXT_WIDTH.minimum} to {_MOST_COLUMNS} columns"
-    width = TEXT_WIDTH._replace(
-        maximum=_MOST_COLUMNS, expected=bounds, error=ScheduleError.of
-    )
     columns = "columns of the drawing as text (default: terminal width)"
+    bounds = "40 to 10000 columns"
+    width = SCHEDULE_COUNT._replace(minimum=40, maximum=10_000, expected=bounds)
     add_number(parser, "--width", width, "N", columns)
-    add_file(
-        parser,
-        "--write-costs",
-        "write the costs, for --costs of other verbs",
-        "FILE.json",
-    )
-    add_file(
-        parser, "--write-schedule", "write the schedule, for other verbs", "FILE.csv"
-    )
-    add_output(
-        parser, "write the drawing: .svg, .png, .pdf, .html, .txt, or a trace as .json"
-    )
+    costs = "write the costs, for --costs of other verbs"
+    add_file(parser, "--write-costs", costs, "FILE.json")
+    schedule = "write the schedule, for other verbs"
+    add_file(parser, "--write-schedule", schedule, "FILE.csv")
+    forms = ".svg, .png, .pdf, .html, .txt, or a trace as .json"
+    add_output(parser, f"write the drawing: {forms}")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -91,14 +80,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
         "forecasts": [forecast._asdict() for forecast in others],
         "wrote": written,
     }
-    width = options.width or max(40, columns_of_terminal(80))
     error = _signed(predicted.makespan / measured.makespan - 1)
     parts = [
         *(_headline(recorded, step), f"measured: {_bubble(measured)}", ""),
         *(_idle(measured), "", *_about_idle(measured), ""),
         *(_times(recorded.spreads()), "", *_about_times(recorded, costs), ""),
         *(f"simulated with these costs ({error}): {_bubble(predicted)}", ""),
-        *(draw_text(measured, predicted, width=width), ""),
+        *(draw_text(measured, predicted, width=text_width(options)), ""),
         *(f"{_OTHERS}:", "", _forecasts(others, recorded.schedule.name)),
         *(f"wrote {printable(path)}" for path in written),
     ]
