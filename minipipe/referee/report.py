@@ -12,7 +12,6 @@ from minipipe.io import text_table
 from minipipe.referee.files import place_of
 
 _SHOWN = 12  # rows of the table
-_STEPS = 4  # that are listed
 
 
 class Verdict(StrEnum):
@@ -143,14 +142,16 @@ class Report(NamedTuple):
     @property
     def compared(self) -> str:
         """The kinds of arrays that were compared, with their steps."""
-        steps: dict[str, dict[int, None]] = {}
+        steps: dict[str, set[int]] = {}
         for each in self.differences:
-            steps.setdefault(each.name.partition("/")[0], {})[each.step] = None
+            numbers = steps.setdefault(each.name.partition("/")[0], set())
+            numbers |= {each.step} - {-1}
         parts = []
         for kind, numbers in steps.items():
-            if kind != "loss" and -1 not in numbers:
-                first, *others = map(str, numbers)
-                kind += f" of step {' to '.join([first, *others[-1:]])}"
+            if len(numbers) > 1:
+                kind += f" of {len(numbers)} steps, {min(numbers)} to {max(numbers)}"
+            elif kind != "loss" and numbers:
+                kind += f" of step {min(numbers)}"
             parts.append(kind)
         return " and ".join(parts)
 
@@ -179,6 +180,7 @@ class Report(NamedTuple):
         """Return the report as data for JSON."""
         data = self._asdict()
         data["first"] = self.first and self.first.place
+        data["unseen"] = self.unseen
         data["differences"] = [each._asdict() for each in self.differences]
         return data
 

@@ -145,7 +145,7 @@ def test_the_report_says_what_was_compared():
     text = str(
         referee(a, {**a, "step/1/gradients/1.bias": a["step/1/gradients/1.bias"]})
     )
-    assert "compared: gradients of step 1 to 6; a bug elsewhere is not seen" in text
+    assert "compared: gradients of 6 steps, 1 to 6; a bug elsewhere is not seen" in text
 
 
 @pytest.mark.parametrize(

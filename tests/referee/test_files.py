@@ -145,5 +145,6 @@ def test_the_verb_prints_the_report_and_its_status_says_whether_a_bug_is_possibl
     data = json.loads(capsys.readouterr().out)
     assert data["verdict"] == "bug" and data["evidence"].startswith("B is 2 times A")
     assert data["first"] == "gradients/0.weight, layer 0, step 1"
+    assert data["unseen"] == "a bug elsewhere is not seen"
     assert main(["referee", a, c]) == 2
     assert "the runs record different arrays" in capsys.readouterr().err
