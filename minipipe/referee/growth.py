@@ -83,10 +83,8 @@ def judge_losses(
     where = f"{found.size:.1e} of the loss, rounding errors explain {found.bound:.1e}"
     if step:
         where += f" after {before[step]:.1e} in the steps before"
-    return found.judged(
-        (found.size > DOUBT * max(found.bound, start), Verdict.BUG, where),
-        (True, Verdict.CANNOT_TELL, where, GRADIENTS),
-    )
+    doubt = DOUBT * max(1.0, start / found.bound)
+    return found.judged(*found.by_size(where, GRADIENTS, doubt))
 
 
 def _at(
@@ -107,11 +105,8 @@ def _of_coarse(pair: Pair, found: Difference, grid: Format) -> Difference:
         words = pair.repeated()
     where = f"{found.size:.1e} of the loss, a digit of {grid.name} is {grid.unit:.1e}"
     missing = f"losses in float32 instead of {grid.name}, or {GRADIENTS}"
-    return found.judged(
-        (words, Verdict.ROUNDING, words),
-        (found.size > DOUBT * found.bound, Verdict.BUG, where),
-        (True, Verdict.CANNOT_TELL, where, missing),
-    )
+    by_size = found.by_size(where, missing, is_blind=True)
+    return found.judged((words, Verdict.ROUNDING, words), *by_size)
 
 
 def _of_near(
@@ -130,14 +125,14 @@ def _of_near(
     if progress.any():
         part = float(np.median(visible[1:_EARLY] / progress[1:_EARLY]))
         once = float(jumps[1:].max() / progress[1])
-    where = f"{_growth(sizes)}, at most {sizes.max():.1e} of the loss"
-    hidden = f"{where}; training changed the loss too little to see every wrong update"
     is_hidden = part > _VISIBLE or once > _VISIBLE_ONCE
+    where = f"{_growth(sizes)}, at most {sizes.max():.1e} of the loss"
+    if is_hidden:
+        where += "; training changed the loss too little to see every wrong update"
+    else:
+        where += f", and {part:.1e} of what training changed"
     missing = f"the losses of more steps, a larger learning rate, or {GRADIENTS}"
-    return found.judged(
-        (is_hidden, Verdict.CANNOT_TELL, hidden, missing),
-        (True, Verdict.ORDER, f"{where}, and {part:.1e} of what training changed"),
-    )
+    return found.judged(*found.by_size(where, missing, is_blind=is_hidden))
 
 
 # -- curves ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -155,15 +155,14 @@ class Judge:
         of_a, of_b = pair.formats
         is_rounded = of_a != of_b and size > max(of_a.unit, of_b.unit) / 64
         is_wide = self.spread and bound > _VISIBLE
+        is_rounded = is_rounded and not is_beyond and not is_coarse
+        missing = _FLOAT32 if is_coarse else _TERMS
         return found.judged(
             (is_wide, Verdict.CANNOT_TELL, f"repeated, {where}", SEEDS),
             (is_of_row, Verdict.BUG, f"{of_row:.1e} of the norm of {row}, and {where}"),
             (is_beyond and is_single, Verdict.CANNOT_TELL, where, _PRECISION),
-            (size > doubt * bound, Verdict.BUG, where),
-            (is_coarse, Verdict.CANNOT_TELL, where, _FLOAT32),
-            (is_beyond, Verdict.CANNOT_TELL, where, _TERMS),
             (is_rounded, Verdict.ROUNDING, f"arithmetic in {pair.grid.name}: {where}"),
-            (True, Verdict.ORDER, where),
+            *found.by_size(where, missing, doubt, is_coarse),
         )
 
     # -- causes ------------------------------------------------------------------------
@@ -232,15 +231,11 @@ class Judge:
         found = pair.difference(update, self._of_update(pair, update, before))
         where = f"{found.size:.1e} of the update, the bound is {found.bound:.1e}"
         is_small = self.assumed.optimiser != "sgd" and found.size < _SMALL
-        is_bug = found.size > DOUBT * found.bound and not is_small
-        is_unclear = found.size > found.bound or found.bound > _VISIBLE_UPDATE
+        doubt = inf if is_small else DOUBT
         has_gradient = pair.name._replace(kind="gradients") in self.a
-        return found.judged(
-            (is_bug, Verdict.BUG, where),
-            (is_unclear and has_gradient, Verdict.CANNOT_TELL, where, _WEIGHTS),
-            (is_unclear, Verdict.CANNOT_TELL, where, GRADIENTS),
-            (True, Verdict.ORDER, where),
-        )
+        missing = _WEIGHTS if has_gradient else GRADIENTS
+        is_hidden = found.bound > _VISIBLE_UPDATE
+        return found.judged(*found.by_size(where, missing, doubt, is_hidden))
 
     def _of_update(self, pair: Pair, update: float, before: Difference | None) -> float:
         """Return the bound on the difference of weights, relative to their update."""
@@ -262,12 +257,10 @@ def _of_coarse(pair: Pair, found: Difference, terms: list[np.ndarray]) -> Differ
     bound = 8 * sqrt(len(terms) or _ACCUMULATED) * grid.unit
     words = pair.repeated(terms)
     where = f"{found.size:.1e} of its norm; rounding to {grid.name} does not repeat it"
-    return found._replace(bound=bound).judged(
-        (words, Verdict.ROUNDING, words),
-        (found.size > bound, Verdict.BUG, where),
-        (terms, Verdict.CANNOT_TELL, where, _FLOAT32),
-        (True, Verdict.CANNOT_TELL, where, _PARTS),
-    )
+    missing = _FLOAT32 if terms else _PARTS
+    found = found._replace(bound=bound)
+    by_size = found.by_size(where, missing, doubt=1.0, is_blind=True)
+    return found.judged((words, Verdict.ROUNDING, words), *by_size)
 
 
 def _microbatches(run: Run) -> dict[Name, list[int]]:

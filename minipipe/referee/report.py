@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import counted
 from minipipe.io import text_table
+from minipipe.referee.bounds import DOUBT
 from minipipe.referee.files import place_of
 
 _SHOWN = 12  # rows of the table
@@ -82,6 +83,29 @@ class Difference(NamedTuple):
             if holds:
                 return Difference(*self[:5], verdict, evidence, "".join(missing))
         return self
+
+    def by_size(
+        self, where: str, missing: str, doubt: float = DOUBT, is_blind: bool = False
+    ) -> tuple[Case, ...]:
+        """Return the cases of a difference that the size decides.
+
+        Parameters
+        ----------
+        where : str
+            The evidence.
+        missing : str
+            The evidence that would decide.
+        doubt : float
+            So many times the bound are a bug.
+        is_blind : bool
+            Whether a bug could hide below the bound.
+        """
+        return (
+            (self.size > doubt * self.bound, Verdict.BUG, where),
+            (self.size > self.bound, Verdict.CANNOT_TELL, where, missing),
+            (is_blind, Verdict.CANNOT_TELL, where, missing),
+            (True, Verdict.ORDER, where),
+        )
 
     def in_doubt(self, missing: str) -> Difference:
         """Return the difference as undecided if it would be a bug."""
