@@ -35,6 +35,13 @@ def test_the_text_has_the_bubble_its_causes_the_costs_and_other_schedules(traces
     assert re.search(r"^zb-h1 +270 +-18.2 % +11.1 % +4 +1F1B's memory", out, re.M)
 
 
+def test_updates_of_weights_are_a_kind_of_action(ask, tmp_path):
+    """The table of times had a traceback."""
+    timeline = simulate(schedules.build("2bw", 2, 4), Costs(update=0.5, unit="s"))
+    status, out, _ = ask("trace", *write_timeline(tmp_path, timeline))
+    assert status == 0 and re.search(r"^ +0 +U +\d+ +500", out, re.M)
+
+
 def test_the_data_has_all_of_it(ask):
     status, out, _ = ask("trace", *ZB_V, "--json")
     data = json.loads(out)
