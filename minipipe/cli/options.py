@@ -124,7 +124,7 @@ def add_output(parser: argparse.ArgumentParser, description: str) -> None:
 
 
 def text_width(options: argparse.Namespace) -> int:
-    """Return the columns of a drawing as text: the option, or those of the terminal."""
+    """Return the columns of a drawing as text, by default the width of the terminal."""
     if options.width is None:
         return max(40, columns_of_terminal(80))
     return options.width
