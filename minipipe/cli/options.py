@@ -18,7 +18,7 @@ from minipipe.core.schedules.action_table import ActionTable, Program, Schedule,
 from minipipe.core.schedules.placement import check_sizes_of
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import Code, ScheduleError, misuse, quoted
-from minipipe.io import parse_integer, read_stream
+from minipipe.io import columns_of_terminal, parse_integer, read_stream
 from minipipe.schedules.reading import read_schedule, schedule_of_text
 from minipipe.schedules.registry import (
     NUM_MICROBATCHES,
@@ -121,6 +121,13 @@ def add_output(parser: argparse.ArgumentParser, description: str) -> None:
     """Declare the file to write."""
     add = parser.add_argument
     add("-o", "--output", type=file_path, metavar="FILE", help=description)
+
+
+def text_width(options: argparse.Namespace) -> int:
+    """Return the columns of a drawing as text, by default the width of the terminal."""
+    if options.width is None:
+        return max(40, columns_of_terminal(80))
+    return options.width
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:

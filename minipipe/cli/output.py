@@ -84,6 +84,13 @@ def write_file(
     data.
     """
     write_whole(path, content)
+    return wrote(path, options, more, **facts)
+
+
+def wrote(
+    path: Path, options: argparse.Namespace, more: str = "", **facts: object
+) -> ExitStatus:
+    """Answer with the name of a file that was written, and further results."""
     text = f"wrote {printable(str(path))}{more}"
     return answer(options, {"wrote": str(path), **facts}, text)
 

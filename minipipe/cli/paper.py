@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from minipipe.cli.declaring import add_text
 from minipipe.cli.options import add_output
-from minipipe.cli.output import ExitStatus, answer, help_text
+from minipipe.cli.output import ExitStatus, answer, help_text, wrote
 from minipipe.cli.progress import Progress
 from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
@@ -87,8 +87,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     hardware = _hardware(options.rates)
     if options.output is not None:
         path = costs_of(runs[0], hardware, options.without).save(options.output)
-        text = f"wrote {printable(str(path))}: {_sizes(runs[0])}"
-        return answer(options, {"wrote": str(path)}, text)
+        return wrote(path, options, f": {_sizes(runs[0])}")
     if hardware != A100:
         runs = [run._replace(published="") for run in runs]  # those times are an A100's
     rows: list[dict[str, Any]] = []
@@ -249,8 +248,7 @@ def _print_vocabulary(options: argparse.Namespace) -> ExitStatus:
         path = runs[0].costs().save(options.output)
         ranks = counted(runs[0].ranks, "rank")
         sizes = f"{ranks}, {counted(NUM_MICROBATCHES, 'microbatch')}"
-        text = f"wrote {printable(str(path))}: {sizes}, V={runs[0].vocabulary}"
-        return answer(options, {"wrote": str(path)}, text)
+        return wrote(path, options, f": {sizes}, V={runs[0].vocabulary}")
     rows = _vocabulary_rows(runs)
     summary = _summary(rows)
     cells = [_VOCABULARY_HEAD.split()]

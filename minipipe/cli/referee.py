@@ -9,6 +9,7 @@ from minipipe.cli.numbers import add_number
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.core.specs import COUNT
 from minipipe.referee import FORMATS, KINDS, OPTIMISERS, Verdict, referee
+from minipipe.referee.bounds import TERMS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +23,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     precision = "arithmetic of the runs (default: the format of the arrays)"
     add("--precision", choices=tuple(FORMATS), help=precision)
     terms = "terms of a sum, such as the tokens of a batch (default: 4096)"
-    add_number(parser, "--terms", COUNT._replace(maximum=10**15), "N", terms)
+    count = COUNT._replace(maximum=10**15)
+    add_number(parser, "--terms", count, "N", terms, default=TERMS)
     optimiser = "sgd, with momentum or not; adam: all that divide by gradients' size"
     add("--optimiser", choices=OPTIMISERS, default="", help=optimiser)
 

@@ -14,6 +14,7 @@ from minipipe.cli.options import (
     all_steps,
     costs_of,
     schedules_of,
+    text_width,
 )
 from minipipe.cli.output import (
     ExitStatus,
@@ -198,9 +199,7 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     from minipipe.render.terminal import has_colour
     from minipipe.render.text import draw_text
 
-    width = options.width
-    if width is None:
-        width = max(40, columns_of_terminal(80))
+    width = text_width(options)
     colour = options.output is None and has_colour()
     return f"{draw_text(*timelines, width=width, colour=colour)}\n"
 

@@ -5,19 +5,16 @@ rank.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
+from minipipe.cli.idle import idle_as_data, idle_table, path_text
 from minipipe.cli.options import add_schedule, add_wait, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, figures, gaps_as_data
 from minipipe.core.schedules.action_table import ActionTable
-from minipipe.io import text_table
 from minipipe.schedules import ActionKind, IdleCause, Timeline, simulate, verify
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.timeline import ONE_UNIT
 from minipipe.search.gallery import GALLERY, known_bound
-
-_SHOWN = 6  # actions at either end of a critical path
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,15 +32,12 @@ def run(options: argparse.Namespace) -> ExitStatus:
         gap._replace(bound=known_bound(gap.workload, gap.objective))
         for gap in gaps(one_step, costs, timeline)
     )
-    idle = timeline.idle_by_cause
-    busy = list(map(timeline.busy, range(timeline.num_ranks)))
-    details = {"busy": busy, "idle": idle, "critical_path": _path(timeline)}
-    table = _table(timeline, idle, options.sends_block)
+    table = _table(timeline, options.sends_block)
     lines = [f"{schedule.describe(', ')}\n\n{table}\n", *_about(schedule, timeline)]
     lines += _compared(schedule, known)
     lines.append(f"makespan {timeline.makespan:g} {timeline.unit}")
-    data = {**figures(schedule, timeline), **gaps_as_data(known), **details}
-    return answer(options, data, "\n".join(lines))
+    data = {**figures(schedule, timeline), **gaps_as_data(known)}
+    return answer(options, data | idle_as_data(timeline), "\n".join(lines))
 
 
 def _about(schedule: ActionTable, timeline: Timeline) -> list[str]:
@@ -58,7 +52,7 @@ def _about(schedule: ActionTable, timeline: Timeline) -> list[str]:
     if timeline.num_steps > 1:
         time = f"{timeline.time_of_further_step:g} {timeline.unit}"
         lines.append(f"each step after the first takes {time}")
-    lines.append(f"critical path: {_shortened(_path(timeline))}")
+    lines.append(path_text(timeline))
     bubble = f"bubble {100 * timeline.bubble_fraction:.1f} % of all time"
     ideal = f"{100 * timeline.bubble_over_ideal:.1f} % of the ideal time"
     span = f"{100 * timeline.span_bubble_rate:.1f} % of the longest span of a rank"
@@ -66,23 +60,19 @@ def _about(schedule: ActionTable, timeline: Timeline) -> list[str]:
     return lines
 
 
-def _table(
-    timeline: Timeline, idle_by_cause: Sequence[dict[str, float]], sends_block: bool
-) -> str:
+def _table(timeline: Timeline, sends_block: bool) -> str:
     """Return a table with a row for each rank."""
     is_seen = {IdleCause.SENDING: sends_block}
     for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE):
-        is_seen[cause] = any(idle[cause] for idle in idle_by_cause)
+        is_seen[cause] = any(idle[cause] for idle in timeline.idle_by_cause)
     causes = [cause for cause in IdleCause if is_seen.get(cause, True)]
-    rows = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     pairs = timeline.pairs_per_microbatch or 1
-    peak_memory = timeline.peak_memory or [0.0] * timeline.num_ranks
-    for rank in range(timeline.num_ranks):
-        idle = (idle_by_cause[rank][cause] for cause in causes)
-        activations = timeline.peak_activations[rank] / pairs
-        numbers = (timeline.busy(rank), *idle, activations, peak_memory[rank])
-        rows.append([str(rank), *map("{:g}".format, numbers)])
-    return text_table(rows, right=range(len(rows[0])))
+    peaks = [peak / pairs for peak in timeline.peak_activations]
+    memory = timeline.peak_memory or [0.0] * timeline.num_ranks
+    write = "{:g}".format
+    more = {"peak activations": peaks, "peak memory": memory}
+    cells = {name: list(map(write, numbers)) for name, numbers in more.items()}
+    return idle_table(timeline, causes, write, cells)
 
 
 def _compared(schedule: ActionTable, known: tuple[Gap, ...]) -> list[str]:
@@ -109,14 +99,3 @@ def _above(gap: Gap) -> str:
     if gap.bound.name == GALLERY:
         return "recorded in the gallery as"
     return "proved to be"
-
-
-def _path(timeline: Timeline) -> list[str]:
-    return [str(span.action) for _, span in timeline.critical_path]
-
-
-def _shortened(path: list[str]) -> str:
-    """Leave out the middle of a long path."""
-    if len(path) > 2 * _SHOWN:
-        path = [*path[:_SHOWN], "…", *path[-_SHOWN:]]
-    return " ".join(path)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minipipe.referee.formats import FLOAT32, FORMATS, Format
+from minipipe.referee.formats import FLOAT32, Format
 
 # So many times the bound are needed for a bug: n is not known exactly.
 DOUBT = 16.0
@@ -31,7 +31,7 @@ DOUBT = 16.0
 # grow exponentially; no step of a training that converges multiplies them by more.
 GROWTH = 8.0
 _CONFIDENCE = 8.0
-_TERMS = 4096
+TERMS = 4096  # of a sum, if their number is unknown
 
 
 class Assumed(NamedTuple):
@@ -45,28 +45,17 @@ class Assumed(NamedTuple):
         Number of terms of a sum, such as the tokens of a batch.
     optimiser : str
         ``"sgd"``, ``"adam"`` for all that divide by the size of a gradient, or empty.
-    is_stated : bool
-        Whether the number of terms was stated.
     """
 
     precision: Format | None
     terms: int
     optimiser: str
-    is_stated: bool
-
-    @classmethod
-    def of(cls, precision: str | None, terms: int | None, optimiser: str) -> Assumed:
-        """Return the assumptions for the options of a caller."""
-        chosen = FORMATS[precision] if precision else None
-        return cls(chosen, terms or _TERMS, optimiser, terms is not None)
 
     def __str__(self) -> str:
         arithmetic = "the format of the arrays (state another one: precision)"
         if self.precision:
             arithmetic = self.precision.name
-        terms = f"sums of {self.terms:,} terms"
-        if not self.is_stated:
-            terms += " (state their number: terms)"
+        terms = f"sums of {self.terms:,} terms (terms)"
         optimiser = self.optimiser or "unknown (state it: optimiser)"
         return f"arithmetic in {arithmetic}; {terms}; optimiser {optimiser}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,20 @@ import numpy as np
 
 from minipipe.core.specs import COUNT, Spec
 from minipipe.errors import ArgumentError
-from minipipe.referee.bounds import Assumed, norm
+from minipipe.referee.bounds import TERMS, Assumed, norm
 from minipipe.referee.files import KINDS, LOSS, Name, Run, check_alike, read_run, run_of
 from minipipe.referee.formats import FLOAT32, FLOAT64, FORMATS, Format, format_of
 from minipipe.referee.growth import judge_losses
 from minipipe.referee.judging import Judge
+from minipipe.referee.pairs import Pair
 from minipipe.referee.report import Difference, Report, Verdict
 
 OPTIMISERS = ("sgd", "adam")
 _CURVE = Name(-1, -1, LOSS, "")
 _FEWEST = 32  # values that together prove a rounding
+_SCALES = "the optimiser, if it is SGD (optimiser), or the gradients of step 1 "
+_SCALES += "(gradients/NAME): under Adam and its like, a gradient of the wrong scale "
+_SCALES += "trains alike"
 
 
 class Variation:
@@ -71,7 +75,7 @@ def referee(
     *,
     kind: str = "",
     precision: str | None = None,
-    terms: int | None = None,
+    terms: int = TERMS,
     optimiser: str = "",
     repeats: int = 3,
 ) -> Report:
@@ -91,8 +95,8 @@ def referee(
     precision : str, optional
         ``"float64"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``: the arithmetic of
         the runs, if it is not the format of their arrays.
-    terms : int, optional
-        The number of terms of a sum, such as the tokens of a batch; 4096 if unknown.
+    terms : int
+        The number of terms of a sum, such as the tokens of a batch.
     optimiser : str
         ``"sgd"``, also with momentum; ``"adam"`` for all that divide by the size of
         a gradient. Loss curves of the latter cannot show a wrong scale.
@@ -134,17 +138,19 @@ def referee(
     >>> print(referee({name: one_by_one}, {name: x[1:].sum(axis=0)}).verdict)
     bug
     """
-    Spec(str, choices=("", *KINDS)).check("kind", kind)
-    if precision is not None:
-        Spec(str, choices=tuple(FORMATS)).check("precision", precision)
-    if terms is not None:
-        COUNT.check("terms", terms)
-    Spec(str, choices=("", *OPTIMISERS)).check("optimiser", optimiser)
+    named = (
+        ("kind", kind, KINDS),
+        ("precision", precision, FORMATS),
+        ("optimiser", optimiser, OPTIMISERS),
+    )
+    for name, value, choices in named:
+        if value:
+            Spec(str, choices=tuple(choices)).check(name, value)
+    COUNT.check("terms", terms)
     COUNT.check("repeats", repeats)
+    assumed = Assumed(FORMATS.get(precision or ""), terms, optimiser)
     runs_of_a = _runs(a, "A", kind, repeats)
-    runs_of_b = _runs(b, "B", kind, repeats)
-    assumed = Assumed.of(precision, terms, optimiser)
-    return _report(runs_of_a, runs_of_b, assumed)
+    return _report(runs_of_a, _runs(b, "B", kind, repeats), assumed)
 
 
 def _runs(source: Source, letter: str, kind: str, repeats: int) -> list[Run]:
@@ -160,7 +166,8 @@ def _runs(source: Source, letter: str, kind: str, repeats: int) -> list[Run]:
     for number in range(repeats + 1):
         runs.append(run_of(source(Variation(number)), letter, kind))
         check_alike(runs[0], runs[-1])
-    if all(_are_equal(runs[0], run) for run in runs[1:]):
+    first, *others = runs
+    if all(np.array_equal(run[name], first[name]) for run in others for name in first):
         message = f"{letter} gives the same bits with every variation; expected other "
         message += "last digits. Take microbatches in variation.order(m), and pass the "
         message += "first weights through variation.nudge(weights)."
@@ -168,26 +175,21 @@ def _runs(source: Source, letter: str, kind: str, repeats: int) -> list[Run]:
     return runs
 
 
-def _are_equal(a: Run, b: Run) -> bool:
-    return all(np.array_equal(a[name], b[name]) for name in a)
-
-
 def _report(runs_of_a: list[Run], runs_of_b: list[Run], assumed: Assumed) -> Report:
     a = runs_of_a[0]
     b = runs_of_b[0]
     check_alike(a, b)
     spread = _spread(runs_of_a, runs_of_b)
-    curve = None
-    if _CURVE in spread:
-        curve = _spread_of_losses(runs_of_a, runs_of_b)
     differences = []
     if _CURVE in a:
         usual = _arithmetic(a, b)
-        differences.append(judge_losses(a[_CURVE], b[_CURVE], assumed, curve, usual))
+        pair = Pair(_CURVE, a[_CURVE], b[_CURVE])
+        differences.append(judge_losses(pair, assumed, spread.get(_CURVE), usual))
     judge = Judge(a, b, assumed, spread)
     differences += [*judge.gradients(), *judge.weights()]
-    verdict, evidence, missing = _together(differences, a, assumed)
-    return Report(verdict, evidence, missing, tuple(differences), str(assumed))
+    together = _together(differences, a, assumed)
+    judgement = (together.verdict, together.evidence, together.missing)
+    return Report(*judgement, tuple(differences), str(assumed))
 
 
 def _arithmetic(a: Run, b: Run) -> Format:
@@ -198,74 +200,53 @@ def _arithmetic(a: Run, b: Run) -> Format:
     return FLOAT32
 
 
-def _spread(*both: list[Run]) -> dict[Name, float]:
+def _spread(*both: list[Run]) -> dict[Name, Any]:
     """Return by name the largest relative difference between repetitions of a run,
-    among those with the digits of float32, or more.
+    among those with the digits of float32, or more: of losses, for each step.
     """
-    spread: dict[Name, float] = {}
+    spread: dict[Name, Any] = {}
     for first, *others in both:
         for name, array in first.items():
-            if others and format_of(array).digits >= FLOAT32.digits:
-                sizes = [norm(run[name] - array) for run in others]
-                size = max(sizes) / (norm(array) or 1.0)
-                spread[name] = max(size, spread.get(name, 0.0))
+            if format_of(array).digits < FLOAT32.digits:
+                continue
+            for run in others:
+                size: Any = norm(run[name] - array) / (norm(array) or 1.0)
+                if name == _CURVE:
+                    size = np.abs(run[name] - array)
+                    size /= np.maximum(np.abs(array), 1e-300)
+                spread[name] = np.maximum(size, spread.get(name, 0.0))
     return spread
-
-
-def _spread_of_losses(*both: list[Run]) -> np.ndarray:
-    curves = []
-    for first, *others in both:
-        a = first[_CURVE]
-        curves += [
-            np.abs(run[_CURVE] - a) / np.maximum(np.abs(a), 1e-300) for run in others
-        ]
-    return np.max(curves, axis=0)
 
 
 def _together(
     differences: Sequence[Difference], a: Run, assumed: Assumed
-) -> tuple[Verdict, str, str]:
-    """Return the verdict on all differences, with its evidence and what is missing."""
+) -> Difference:
+    """Return the difference that decides, judged for both runs."""
     verdict = max((each.verdict for each in differences), key=lambda each: each.rank)
     decisive = [each for each in differences if each.verdict is verdict]
     worst = max(decisive, key=lambda each: each.size / (each.bound or 1.0))
-    evidence = worst.evidence
-    missing = "; ".join(
-        dict.fromkeys(each.missing for each in decisive if each.missing)
-    )
-    if verdict is Verdict.ORDER and not _sees_scales(a, assumed):
-        missing = "the optimiser, if it is SGD (optimiser), or the gradients of step 1 "
-        missing += "(gradients/NAME): under Adam and its like, a gradient of the wrong "
-        missing += "scale trains alike"
-        return Verdict.CANNOT_TELL, evidence, missing
-    rounded = [each for each in differences if each.verdict is Verdict.ROUNDING]
-    if verdict is Verdict.ROUNDING and _values(rounded, a) < _FEWEST:
-        evidence += "; so few values could agree by chance"
-        return Verdict.CANNOT_TELL, evidence, "more arrays of the same runs"
-    if verdict in (Verdict.EQUAL, Verdict.ORDER, Verdict.ROUNDING):
-        evidence = f"{decisive[0].name}: {evidence}"
-    if verdict is Verdict.BUG:
-        evidence = _alone(differences, decisive) or evidence
-    return verdict, evidence, missing
-
-
-def _sees_scales(a: Run, assumed: Assumed) -> bool:
-    """Return whether the arrays show a gradient that is wrong by a factor."""
-    has_gradients = any(name.kind == "gradients" for name in a)
-    return has_gradients or assumed.optimiser == "sgd"
-
-
-def _values(differences: Iterable[Difference], a: Run) -> int:
+    missing = dict.fromkeys(each.missing for each in decisive if each.missing)
     sizes = {(str(name), name.step): values.size for name, values in a.items()}
-    return sum(sizes.get((each.name, each.step), _FEWEST) for each in differences)
+    num_values = sum(sizes.get((it.name, it.step), _FEWEST) for it in decisive)
+    is_chance = verdict is Verdict.ROUNDING and num_values < _FEWEST
+    few = f"{worst.evidence}; so few values could agree by chance"
+    has_gradients = any(name.kind == "gradients" for name in a)
+    sees_scales = has_gradients or assumed.optimiser == "sgd"
+    is_blind = verdict is Verdict.ORDER and not sees_scales
+    alone = verdict is Verdict.BUG and _alone(differences, decisive)
+    return worst.judged(
+        (is_blind, Verdict.CANNOT_TELL, worst.evidence, _SCALES),
+        (is_chance, Verdict.CANNOT_TELL, few, "more arrays of the same runs"),
+        (worst.decides, verdict, f"{worst.name}: {worst.evidence}"),
+        (True, verdict, alone or worst.evidence, "; ".join(missing)),
+    )
 
 
 def _alone(differences: Sequence[Difference], bad: Sequence[Difference]) -> str:
     """Return a sentence if a single gradient is wrong."""
-    of_kind = [each for each in differences if each.name.startswith("gradients/")]
     wrong = {each.name for each in bad}
-    others = [each for each in of_kind if each.name not in wrong]
-    if len(wrong) > 1 or not others or bad[0] not in of_kind:
+    others = {each.name for each in differences if each.name.startswith("gradients/")}
+    if len(wrong) > 1 or wrong == others or not wrong <= others:
         return ""
     words = f"only {bad[0].name} is beyond its bound: {bad[0].evidence}"
     return f"{words}. A weight that is used several times may be counted once"

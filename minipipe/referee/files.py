@@ -18,8 +18,7 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +31,20 @@ from minipipe.referee.formats import from_bfloat16
 
 KINDS = ("gradients", "weights")
 LOSS = "loss"
-_NAME = re.compile(r"(?:step/(\d{1,9})/)?(?:microbatch/(\d{1,9})/)?(?:(\w+)/)?(.+)")
+_NAME = re.compile(
+    r"(?:step/(\d{1,9})/)?(?:microbatch/(\d{1,9})/)?(?:(gradients|weights)/)?(.+)"
+)
 _SHOWN = 3  # names in a message
+_DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+def place_of(step: int, microbatch: int, *words: str) -> str:
+    """Return words, step and microbatch, as far as they are known."""
+    parts = [word for word in words if word]
+    for noun, number in (("step", step), ("microbatch", microbatch)):
+        if number >= 0:
+            parts.append(f"{noun} {number}")
+    return ", ".join(parts)
 
 
 class Name(NamedTuple):
@@ -66,31 +77,23 @@ def parse_name(text: str, kind: str = "") -> Name:
     >>> parse_name("step/3/gradients/0.weight")
     Name(step=3, microbatch=-1, kind='gradients', tensor='0.weight')
     """
-    if not isinstance(text, str):
-        message = f"an array has the name {text!r:.80}; expected text."
-        raise ArgumentError("name", message)
     if text in (LOSS, "losses"):
         return Name(-1, -1, LOSS, "")
     match = _NAME.fullmatch(text)
-    step, microbatch, stated, tensor = (None, None, None, "")
-    if match is not None:
-        step, microbatch, stated, tensor = match.groups()
-    if stated not in KINDS:
-        if stated:
-            tensor = f"{stated}/{tensor}"
-        stated = kind
-    if not stated or not tensor:
+    step, microbatch, stated, tensor = match.groups() if match else (None,) * 4
+    kind = stated or kind
+    if not kind or not tensor:
         expected = "loss, gradients/NAME or weights/NAME, perhaps after step/N/"
         message = f"the array {quoted(text)} has no kind; expected {expected}"
         advice = "or pass --kind gradients or --kind weights for plain names"
         raise ArgumentError("name", f"{message}, {advice}.")
     number = int(step or -1)
-    if stated == "gradients" and step is None:
-        number = 1
-    if stated == "gradients" and not number:
-        message = f"{quoted(text)} is of step 0; steps count from 1"
-        raise ArgumentError("name", f"{message}, and weights of step 0 are the first.")
-    return Name(number, int(microbatch or -1), stated, tensor)
+    if kind == "gradients":
+        number = int(step or 1)
+        if number < 1:
+            message = f"{quoted(text)} is of step 0; steps count from 1"
+            raise ArgumentError("name", f"{message}; weights of step 0 are the first.")
+    return Name(number, int(microbatch or -1), kind, tensor)
 
 
 def run_of(arrays: Mapping[str, Any], source: str, kind: str = "") -> Run:
@@ -114,7 +117,7 @@ def run_of(arrays: Mapping[str, Any], source: str, kind: str = "") -> Run:
         raise ArgumentError("type", f"{message}; expected a mapping of arrays by name.")
     run: Run = {}
     for text, array in arrays.items():
-        name = parse_name(text, kind)
+        name = parse_name(str(text), kind)
         values = _as_numbers(np.asarray(array), f"{quoted(text)} of {source}")
         if name.kind == LOSS and values.ndim != 1:
             message = f"{quoted(text)} of {source} has the shape {values.shape}"
@@ -124,22 +127,10 @@ def run_of(arrays: Mapping[str, Any], source: str, kind: str = "") -> Run:
             message = f"{source} has {_listed([name])} twice"
             raise ArgumentError("duplicate", f"{message}; record it once.")
         run[name] = values
-    _check_shapes(run, source)
     if not any(values.size for values in run.values()):
         message = f"{source} has no numbers; expected losses, gradients or weights."
         raise ArgumentError("missing", message)
     return run
-
-
-def _check_shapes(run: Run, source: str) -> None:
-    """Refuse a run whose steps or microbatches have other shapes of one array."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, values in run.items():
-        shape = shapes.setdefault(str(name), values.shape)
-        if shape != values.shape:
-            message = f"{name} of {source} has the shapes {shape} and {values.shape}"
-            expected = "the same in all steps and microbatches"
-            raise ArgumentError("shape", f"{message}; expected {expected}.")
 
 
 def _as_numbers(array: np.ndarray, described: str) -> np.ndarray:
@@ -170,19 +161,19 @@ def read_run(path: str | Path, kind: str = "") -> Run:
     ArgumentError
         As :func:`run_of`.
     """
-    ending = Path(path).suffix.lower()
-    readers: dict[str, Callable[[bytes], dict[str, np.ndarray]]] = {
-        ".npz": _read_npz,
-        ".safetensors": partial(unpacked, bfloat16="V2"),
-    }
-    if ending not in readers:
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+    read = readers.get(Path(path).suffix.lower())
+    if read is None:
         raise FileError.of(path, "its name ends in neither .npz nor .safetensors")
-    content = read_bytes(path)
     try:
-        arrays = readers[ending](content)
+        arrays = read(read_bytes(path))
     except (CheckpointError, ArgumentError) as error:
         raise FileError.of(path, error.message.rstrip(".")) from None
     return run_of(arrays, quoted(str(path), 200), kind)
+
+
+def _read_safetensors(content: bytes) -> dict[str, np.ndarray]:
+    return unpacked(content, bfloat16="V2")
 
 
 def _read_npz(content: bytes) -> dict[str, np.ndarray]:
@@ -194,11 +185,10 @@ def _read_npz(content: bytes) -> dict[str, np.ndarray]:
             raise ArgumentError("too-large", message)
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return dict(arrays)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        message = f"it is not an .npz file: {printable(str(error))}"
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
-        message = f"an array in it cannot be read: {printable(str(error))}"
-    raise ArgumentError(message)
+    # a damaged archive may fail in any of these ways
+    except (*_DAMAGED, ValueError, OSError, EOFError, SyntaxError) as error:
+        message = f"it is not an .npz file of numbers: {printable(str(error))}"
+        raise ArgumentError(message) from None
 
 
 def check_alike(a: Run, b: Run) -> None:
@@ -225,18 +215,17 @@ def check_alike(a: Run, b: Run) -> None:
                 parts.append(f"only {letter} has {_listed(names)}")
         message = f"the runs record different arrays: {'; '.join(parts)}"
         raise ArgumentError("name", f"{message}. Record the same names in both.")
-    for name in sorted(a.keys() & b.keys()):
-        if a[name].shape != b[name].shape:
-            message = f"{name} has the shape {a[name].shape} in A, {b[name].shape} in B"
-            advice = "compare runs of one model over the same steps"
-            raise ArgumentError("shape", f"{message}; {advice}.")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, values in (*a.items(), *b.items()):
+        shape = shapes.setdefault(str(name), values.shape)
+        if shape != values.shape:
+            message = f"{name} has the shapes {shape} and {values.shape}"
+            expected = "the same in both runs, and in all steps and microbatches"
+            raise ArgumentError("shape", f"{message}; expected {expected}.")
 
 
-def _listed(names: Iterable[Name]) -> str:
-    texts = [
-        f"{name} of microbatch {name.microbatch} of step {name.step}" for name in names
-    ]
-    shown = ", ".join(texts[:_SHOWN])
-    if len(texts) > _SHOWN:
-        shown += f" and {len(texts) - _SHOWN} more"
-    return shown.replace(" of microbatch -1", "").replace(" of step -1", "")
+def _listed(names: Sequence[Name]) -> str:
+    shown = ", ".join(place_of(*it[:2], str(it)) for it in names[:_SHOWN])
+    if len(names) > _SHOWN:
+        shown += f" and {len(names) - _SHOWN} more"
+    return shown

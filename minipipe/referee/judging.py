@@ -1,18 +1,22 @@
-"""The class of the difference of each gradient and weight."""
+"""The class of the difference of each gradient and weight.
+
+Each kind of array has a list of cases, of which the first that holds decides.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from math import sqrt
-from typing import NamedTuple
+from math import inf, sqrt
+from typing import Any
 
 import numpy as np
 
 from minipipe.referee.bounds import DOUBT, GROWTH, Assumed, norm
-from minipipe.referee.causes import described_weights, repeated_rounding, weights_of
+from minipipe.referee.causes import described_weights, weights_of
 from minipipe.referee.files import Name, Run
-from minipipe.referee.formats import FLOAT32, Format, format_of
+from minipipe.referee.formats import FLOAT32
+from minipipe.referee.pairs import Pair
 from minipipe.referee.report import Difference, Verdict
 
 # A gradient that is 0 in exact arithmetic, such as the bias of keys in attention,
@@ -21,57 +25,24 @@ _LEAST = 0.01
 _SURELY_STRUCTURED = 32  # unit roundoffs
 _VISIBLE = 0.01  # the largest bound from repetitions: a bug could hide below
 _VISIBLE_UPDATE = 1e-3  # the same of an update
-_SHORTEST = 0.1  # of the usual row: shorter ones may cancel
 _ALONE = 32.0  # times the whole difference, relative to one row
 _SPREAD = 8.0  # times the spread of repeated runs
 _SMALL = 0.05  # of an update by an optimiser that magnifies small gradients
 _ACCUMULATED = 16  # microbatches, if a run records none
-_DOUBT_OF_PRODUCTS = (
-    8.0  # times the bound of a coarse format, which no sum makes larger
-)
-_DIGITS_OF_PRODUCTS = 0.03  # what products in bfloat16 can reach
+# Times the bound of a coarse format, which no sum makes larger.
+_DOUBT_OF_PRODUCTS = 8.0
 
-Spread = Mapping[Name, float]
+# Evidence that would decide.
+SEEDS = "functions whose repetitions differ only by rounding: fix seeds"
+GRADIENTS = "gradients of step 1 (gradients/NAME), compared to their last digits"
+_PRECISION = "whether a run computed in float32 (precision)"
+_TERMS = "the number of terms of a sum (terms), or both runs in float64"
+_FLOAT32 = "both runs with sums and products in float32: a bug stays as large"
+_PARTS = "what each microbatch adds to the sum (microbatch/K/gradients/NAME)"
+_START = "the weights before the first step (step/0/weights/NAME), and their step"
+_WEIGHTS = "weights in float64, after each step: their digits hide a wrong update"
 
-
-class Pair(NamedTuple):
-    """An array in both runs, with the formats of its values."""
-
-    name: Name
-    a: np.ndarray
-    b: np.ndarray
-
-    @property
-    def formats(self) -> tuple[Format, Format]:
-        """The coarsest formats that hold the values of A and of B."""
-        return format_of(self.a), format_of(self.b)
-
-    @property
-    def grid(self) -> Format:
-        """The coarser of both formats."""
-        return min(self.formats, key=lambda each: each.digits)
-
-    @property
-    def by_digits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both arrays, the finer one first."""
-        of_a, of_b = self.formats
-        if of_a.digits < of_b.digits:
-            return self.b, self.a
-        return self.a, self.b
-
-    def difference(self, length: float, bound: float) -> Difference:
-        """Return the difference, relative to a length, without a verdict."""
-        size = 0.0
-        if length:
-            size = norm(self.b - self.a) / length
-        return Difference(
-            str(self.name), self.name.step, self.name.microbatch, size, bound
-        )
-
-    @property
-    def length(self) -> float:
-        """The larger norm of both arrays."""
-        return max(norm(self.a), norm(self.b))
+Spread = Mapping[Name, Any]
 
 
 class Judge:
@@ -96,16 +67,14 @@ class Judge:
 
     def _pairs(self, kind: str) -> list[Pair]:
         common = sorted(self.a.keys() & self.b.keys())
-        names = [name for name in common if name.kind == kind]
-        return [Pair(name, self.a[name], self.b[name]) for name in names]
+        return [Pair(it, self.a[it], self.b[it]) for it in common if it.kind == kind]
 
     def _terms(self, name: Name) -> list[np.ndarray]:
         """Return the parts of a gradient that microbatches added in A, or in B."""
-        for run, parts in ((self.a, self.parts_of_a), (self.b, self.parts_of_b)):
-            if parts[name]:
-                numbers = parts[name]
-                return [run[name._replace(microbatch=number)] for number in numbers]
-        return []
+        run, numbers = self.a, self.parts_of_a[name]
+        if not numbers:
+            run, numbers = self.b, self.parts_of_b[name]
+        return [run[name._replace(microbatch=number)] for number in numbers]
 
     # -- gradients ---------------------------------------------------------------------
 
@@ -113,45 +82,46 @@ class Judge:
         """Yield the differences of gradients. In later steps they may be larger, as
         rounding errors grow.
         """
-        pairs = self._pairs("gradients")
-        before = 0
+        by_step = defaultdict(list)
+        for pair in self._pairs("gradients"):
+            by_step[pair.name.step].append(pair)
         allowed = 0.0
-        for step in sorted({pair.name.step for pair in pairs}):
-            of_step = [pair for pair in pairs if pair.name.step == step]
-            results = list(self._of_step(of_step, allowed))
-            if step != before + 1:
+        for number, (step, pairs) in enumerate(sorted(by_step.items()), 1):
+            results = list(self._of_step(pairs, allowed))
+            if step != number:
                 missing = f"the gradients of each step from 1 to {step}"
-                results = [_unless_bug(each, missing) for each in results]
+                results = [each.in_doubt(missing) for each in results]
             yield from results
             if any(each.verdict is Verdict.BUG for each in results):
                 return  # later steps differ because this one does
-            before = step
             allowed = max(allowed, *(GROWTH * each.size for each in results))
 
     def _of_step(self, pairs: list[Pair], allowed: float) -> Iterator[Difference]:
-        cause = self._cause([pair for pair in pairs if pair.name.microbatch < 0])
+        cause = ""
+        if not allowed:
+            cause = self._cause([pair for pair in pairs if pair.name.microbatch < 0])
         groups = defaultdict(list)
         for pair in pairs:
             groups[pair.name.microbatch].append(pair)
         harmless: set[Name] = set()
         for microbatch, group in sorted(groups.items()):
-            whole = norm(*(pair.a for pair in group))
             count = max(1, sum(pair.a.size for pair in group))
+            least = _LEAST * norm(*(pair.a for pair in group)) / sqrt(count)
             for pair in group:
-                sum_of_parts = pair.name._replace(microbatch=-1)
+                whole = pair.name._replace(microbatch=-1)
                 # parts find what is wrong with their sum, if they are the same parts
                 if microbatch >= 0 and (
-                    sum_of_parts in harmless
-                    or self.parts_of_a[sum_of_parts] != self.parts_of_b[sum_of_parts]
+                    whole in harmless
+                    or self.parts_of_a[whole] != self.parts_of_b[whole]
                 ):
                     continue
-                least = _LEAST * whole * sqrt(pair.a.size / count)
-                difference = self._gradient(pair, max(pair.length, least), allowed)
-                if cause and microbatch < 0 and not allowed:
-                    difference = self._with_cause(difference, pair, cause)
-                if difference.verdict.rank < Verdict.CANNOT_TELL.rank:
+                length = max(pair.length, least * sqrt(pair.a.size))
+                found = self._gradient(pair, length, allowed)
+                if cause and microbatch < 0:
+                    found = self._with_cause(found, pair, cause)
+                if found.decides:
                     harmless.add(pair.name)
-                yield difference
+                yield found
 
     def _gradient(self, pair: Pair, length: float, allowed: float) -> Difference:
         arithmetic = self.assumed.format_of(pair.grid)
@@ -161,82 +131,39 @@ class Judge:
             bound *= max(1.0, sum(map(norm, terms)) / length)
         if self.spread:
             bound = max(_SPREAD * self.spread.get(pair.name, 0.0), 4 * arithmetic.unit)
-        difference = pair.difference(length, max(bound, allowed))
-        if np.array_equal(pair.a, pair.b):
-            return difference
-        if pair.grid.digits < FLOAT32.digits:
-            return self._coarse(pair, difference, terms)
-        return self._fine(pair, difference, arithmetic, length)
+        found = pair.difference(length, max(bound, allowed))
+        if pair.is_same:
+            return found
+        if pair.is_coarse:
+            return _of_coarse(pair, found, terms)
+        return self._of_fine(pair, found, length)
 
-    def _fine(
-        self, pair: Pair, found: Difference, arithmetic: Format, length: float
-    ) -> Difference:
-        """Judge the difference of arrays with the digits of float32, or more."""
-        where = f"{found.size:.1e} of its norm, the bound is {found.bound:.1e}"
-        if self.spread and found.bound > _VISIBLE:
-            where = f"the bound, from repetitions, is {found.bound:.1e}"
-            missing = "functions whose repetitions differ only by rounding: fix seeds"
-            return found.judged(Verdict.CANNOT_TELL, where, missing)
-        size, place = _worst_row(pair, length)
-        if size > max(DOUBT * found.bound, _ALONE * found.size):
-            where = f"{size:.1e} of the norm of {place}, and {where}"
-            return found.judged(Verdict.BUG, where)
-        if found.size > found.bound:
-            return self._beyond(found, where, arithmetic)
-        if arithmetic.digits < FLOAT32.digits:
-            missing = "both runs in float32: within this bound a bug could hide"
-            return found.judged(Verdict.CANNOT_TELL, where, missing)
-        of_a, of_b = pair.formats
-        if of_a != of_b and found.size > max(of_a.unit, of_b.unit) / 64:
-            words = f"arithmetic in {pair.grid.name}: {where}"
-            return found.judged(Verdict.ROUNDING, words)
-        return found.judged(Verdict.ORDER, where)
-
-    def _beyond(self, found: Difference, where: str, arithmetic: Format) -> Difference:
-        """Judge a difference that is beyond its bound."""
-        is_stated = self.assumed.precision is not None
-        is_finer = arithmetic.digits > FLOAT32.digits
-        if is_finer and not is_stated and found.size <= self.assumed.bound(FLOAT32):
-            missing = "whether a run computed in float32 (precision)"
-            return found.judged(Verdict.CANNOT_TELL, where, missing)
+    def _of_fine(self, pair: Pair, found: Difference, length: float) -> Difference:
+        """Judge arrays with the digits of float32, or more."""
+        size = found.size
+        bound = found.bound
+        arithmetic = self.assumed.format_of(pair.grid)
         is_coarse = arithmetic.digits < FLOAT32.digits
         doubt = _DOUBT_OF_PRODUCTS if is_coarse else DOUBT
-        if found.size > doubt * found.bound:
-            if not is_stated and found.size <= _DIGITS_OF_PRODUCTS:
-                where += "; if products in bfloat16 or TF32 were used, state it"
-                where += " (precision)"
-            return found.judged(Verdict.BUG, where)
-        missing = "the number of terms of a sum, such as tokens of a batch (terms)"
-        if is_coarse:
-            missing = "both runs in float32: a bug stays as large"
-        elif self.assumed.is_stated or self.spread:
-            missing = "both runs in float64: a bug stays as large"
-        return found.judged(Verdict.CANNOT_TELL, where, missing)
-
-    def _coarse(
-        self, pair: Pair, found: Difference, terms: list[np.ndarray]
-    ) -> Difference:
-        """Judge the difference of arrays of which one has few digits."""
-        grid = pair.grid
-        bound = 8 * sqrt(len(terms) or _ACCUMULATED) * grid.unit
-        found = found._replace(bound=bound)
-        fine, coarse = pair.by_digits
+        is_beyond = size > bound
+        is_double = arithmetic.digits > FLOAT32.digits
+        is_unclear = is_double and not self.assumed.precision
+        is_single = is_unclear and size <= self.assumed.bound(FLOAT32)
+        where = f"{size:.1e} of its norm, the bound is {bound:.1e}"
+        of_row, row = pair.worst_row(length)
+        is_of_row = of_row > max(DOUBT * bound, _ALONE * size)
         of_a, of_b = pair.formats
-        if of_a == of_b:
-            words = _neighbours(fine, coarse, grid)
-        else:
-            words = repeated_rounding(fine, coarse, terms, grid)
-        if words:
-            return found.judged(Verdict.ROUNDING, words)
-        where = f"{found.size:.1e} of its norm; rounding to {grid.name} does not "
-        where += "repeat it"
-        if found.size > bound:
-            return found.judged(Verdict.BUG, where)
-        missing = f"both runs with sums and products in float32 instead of {grid.name}"
-        if not terms:
-            missing = "the gradient of each microbatch before it is added to the sum "
-            missing += "(microbatch/K/gradients/NAME)"
-        return found.judged(Verdict.CANNOT_TELL, where, missing)
+        is_rounded = of_a != of_b and size > max(of_a.unit, of_b.unit) / 64
+        is_wide = self.spread and bound > _VISIBLE
+        is_rounded = is_rounded and not is_beyond and not is_coarse
+        missing = _FLOAT32 if is_coarse else _TERMS
+        return found.judged(
+            (is_wide, Verdict.CANNOT_TELL, f"repeated, {where}", SEEDS),
+            (is_of_row, Verdict.BUG, f"{of_row:.1e} of the norm of {row}, and {where}"),
+            (is_beyond and is_single, Verdict.CANNOT_TELL, where, _PRECISION),
+            (is_rounded, Verdict.ROUNDING, f"arithmetic in {pair.grid.name}: {where}"),
+            *found.by_size(where, missing, doubt, is_coarse),
+        )
 
     # -- causes ------------------------------------------------------------------------
 
@@ -244,17 +171,15 @@ class Judge:
         """Return a sentence if the microbatches have other weights in B."""
         if not pairs:
             return ""
-        total = np.concatenate([pair.a.ravel() for pair in pairs])
-        difference = np.concatenate([(pair.b - pair.a).ravel() for pair in pairs])
-        names = [pair.name for pair in pairs]
-        numbers = self.parts_of_a[names[0]]
-        if any(self.parts_of_a[name] != numbers for name in names):
+        numbers = self.parts_of_a[pairs[0].name]
+        if any(self.parts_of_a[pair.name] != numbers for pair in pairs):
             numbers = []
-        terms = []
-        for number in numbers:
-            parts = [self.a[name._replace(microbatch=number)] for name in names]
-            terms.append(np.concatenate([part.ravel() for part in parts]))
-        weights = weights_of(total, difference, terms)
+        terms = [
+            _joined(self.a[pair.name._replace(microbatch=number)] for pair in pairs)
+            for number in numbers
+        ]
+        total = _joined(pair.a for pair in pairs)
+        weights = weights_of(total, _joined(pair.b for pair in pairs) - total, terms)
         if not weights:
             return ""
         return described_weights(weights, numbers)
@@ -266,78 +191,76 @@ class Judge:
         unit = self.assumed.format_of(pair.grid).unit
         is_large = found.size > _SURELY_STRUCTURED * unit
         is_repeated = found.verdict is Verdict.ROUNDING
-        if found.verdict is Verdict.BUG or (is_large and not is_repeated):
-            return found.judged(Verdict.BUG, cause)
-        return found
+        is_bug = found.verdict is Verdict.BUG or (is_large and not is_repeated)
+        return found.judged((is_bug, Verdict.BUG, cause))
 
     # -- weights -----------------------------------------------------------------------
 
     def weights(self) -> Iterator[Difference]:
         """Yield the differences of weights, relative to their change since step 0."""
-        sizes: dict[Name, float] = {}
-        results = []
+        results: dict[Name, Difference] = {}
         for pair in self._pairs("weights"):
-            before = sizes.get(pair.name._replace(step=pair.name.step - 1))
-            results.append(self._weight(pair, before))
-            sizes[pair.name] = results[-1].size
-        bad = [each for each in results if each.verdict is Verdict.BUG]
-        for each in results:
+            before = results.get(pair.name._replace(step=pair.name.step - 1))
+            results[pair.name] = self._weight(pair, before)
+        num_bad = sum(each.verdict is Verdict.BUG for each in results.values())
+        for each in results.values():
             # One gradient may consist of rounding errors, which some optimisers make
             # as large as any other.
-            is_alone = 2 * len(bad) < len(results) and each.step != 0
+            is_alone = 2 * num_bad < len(results) and each.step != 0
             if is_alone and self.assumed.optimiser != "sgd":
-                each = _unless_bug(each, "the gradients of step 1 (gradients/NAME)")
+                each = each.in_doubt(GRADIENTS)
             yield each
 
-    def _weight(self, pair: Pair, before: float | None) -> Difference:
+    def _weight(self, pair: Pair, before: Difference | None) -> Difference:
+        """Judge a weight; ``before`` is its difference one step before, if known."""
         found = pair.difference(pair.length, pair.grid.unit)
-        if np.array_equal(pair.a, pair.b):
+        if pair.is_same:
             return found
-        of_a, of_b = pair.formats
-        if pair.grid.digits < FLOAT32.digits and of_a != of_b:
-            fine, coarse = pair.by_digits
-            words = repeated_rounding(fine, coarse, [], pair.grid)
-            if words:
-                return found.judged(Verdict.ROUNDING, words)
-        if pair.name.step == 0:
-            return found.judged(Verdict.BUG, "the runs start from different weights")
         start = self.a.get(pair.name._replace(step=0))
-        if start is None or pair.name.step < 0:
-            missing = "the weights of both runs before the first step, and their step "
-            missing += "(step/0/weights/NAME, step/1/weights/NAME)"
-            where = "an error of an update is relative to the update, which is unknown"
-            return found.judged(Verdict.CANNOT_TELL, where, missing)
+        of_a, of_b = pair.formats
+        if of_a != of_b and (words := pair.repeated()):
+            return found.judged((True, Verdict.ROUNDING, words))
+        if start is None or pair.name.step <= 0:
+            first = "the runs start from different weights"
+            unknown = "the update is unknown, to which its error is relative"
+            return found.judged(
+                (pair.name.step == 0, Verdict.BUG, first),
+                (True, Verdict.CANNOT_TELL, unknown, _START),
+            )
         update = max(norm(pair.a - start), norm(pair.b - start))
-        return self._update(pair, update, before)
+        found = pair.difference(update, self._of_update(pair, update, before))
+        where = f"{found.size:.1e} of the update, the bound is {found.bound:.1e}"
+        is_small = self.assumed.optimiser != "sgd" and found.size < _SMALL
+        doubt = inf if is_small else DOUBT
+        has_gradient = pair.name._replace(kind="gradients") in self.a
+        missing = _WEIGHTS if has_gradient else GRADIENTS
+        is_hidden = found.bound > _VISIBLE_UPDATE
+        return found.judged(*found.by_size(where, missing, doubt, is_hidden))
 
-    def _update(self, pair: Pair, update: float, before: float | None) -> Difference:
-        """Judge the difference of weights, relative to their update; ``before`` is the
-        difference one step before, if it is known.
-        """
+    def _of_update(self, pair: Pair, update: float, before: Difference | None) -> float:
+        """Return the bound on the difference of weights, relative to their update."""
         arithmetic = self.assumed.format_of(pair.grid)
         step = pair.name.step
-        floor = 2 * arithmetic.unit * sqrt(step) * pair.length / update
-        least = self.assumed.bound(arithmetic)
-        bound = floor + least * GROWTH ** (step - 1)
-        if before is not None:
-            bound = floor + max(least, GROWTH * before)
+        bound = self.assumed.bound(arithmetic)
         if self.spread:
-            bound = (
-                floor + _SPREAD * self.spread.get(pair.name, 0.0) * pair.length / update
-            )
-        found = pair.difference(update, bound)
-        where = f"{found.size:.1e} of the update, the bound is {bound:.1e}"
-        is_small = self.assumed.optimiser != "sgd" and found.size < _SMALL
-        if found.size > DOUBT * bound and not is_small:
-            return found.judged(Verdict.BUG, where)
-        if found.size > bound or bound > _VISIBLE_UPDATE:
-            missing = "the gradients of step 1 (gradients/NAME): their errors are not "
-            missing += "hidden by the digits of weights"
-            if pair.name._replace(kind="gradients") in self.a:
-                missing = "weights in float64, after each step: their digits hide an "
-                missing += "error of an update"
-            return found.judged(Verdict.CANNOT_TELL, where, missing)
-        return found.judged(Verdict.ORDER, where)
+            bound = _SPREAD * self.spread.get(pair.name, 0.0) * pair.length / update
+        elif before is not None:
+            bound = max(bound, GROWTH * before.size)
+        else:
+            bound *= GROWTH ** (step - 1)
+        return bound + 2 * arithmetic.unit * sqrt(step) * pair.length / update
+
+
+def _of_coarse(pair: Pair, found: Difference, terms: list[np.ndarray]) -> Difference:
+    """Judge arrays of which one has few digits."""
+    grid = pair.grid
+    bound = 8 * sqrt(len(terms) or _ACCUMULATED) * grid.unit
+    words = pair.repeated(terms)
+    where = f"{found.size:.1e} of its norm; rounding to {grid.name} does not repeat it"
+    missing = _FLOAT32 if terms else _PARTS
+    found = found._replace(bound=bound)
+    by_size = found.by_size(where, missing, doubt=1.0, is_blind=True)
+    return found.judged((words, Verdict.ROUNDING, words), *by_size)
 
 
 def _microbatches(run: Run) -> dict[Name, list[int]]:
@@ -349,34 +272,5 @@ def _microbatches(run: Run) -> dict[Name, list[int]]:
     return numbers
 
 
-def _unless_bug(difference: Difference, missing: str) -> Difference:
-    """Return a difference as undecided if it would be a bug."""
-    if difference.verdict is not Verdict.BUG:
-        return difference
-    return difference.judged(Verdict.CANNOT_TELL, difference.evidence, missing)
-
-
-def _worst_row(pair: Pair, length: float) -> tuple[float, str]:
-    """Return the largest relative difference of a row, of any axis, and its place: a
-    bug in one row of a large array changes the whole little.
-    """
-    worst = (0.0, "")
-    a, b = pair.a / length, pair.b / length
-    for axis in range(a.ndim):
-        others = tuple(each for each in range(a.ndim) if each != axis)
-        off, *both = (np.square(each).sum(axis=others) for each in (b - a, a, b))
-        squares = np.maximum(*both)
-        squares = np.maximum(squares, _SHORTEST**2 / squares.size)
-        sizes = np.sqrt(off / squares)
-        index = int(np.argmax(sizes))
-        worst = max(worst, (float(sizes[index]), f"row {index} of axis {axis}"))
-    return worst
-
-
-def _neighbours(a: np.ndarray, b: np.ndarray, grid: Format) -> str:
-    """Return a sentence if few values of a coarse format differ, by one spacing."""
-    off = np.abs(b - a) / grid.spacing(np.maximum(np.abs(a), np.abs(b)))
-    moved = int(np.count_nonzero(off))
-    if off.max() > 1 or moved > 0.01 * off.size:
-        return ""
-    return f"{moved} of {off.size} values have the next number of {grid.name}"
+def _joined(arrays: Iterator[np.ndarray]) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in arrays])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe.errors import counted
 from minipipe.io import text_table
+from minipipe.referee.bounds import DOUBT
+from minipipe.referee.files import place_of
 
 _SHOWN = 12  # rows of the table
-_STEPS = 4  # that are listed
 
 
 class Verdict(StrEnum):
@@ -34,6 +35,10 @@ class Verdict(StrEnum):
     def rank(self) -> int:
         """How much it weighs: a bug outweighs all others."""
         return list(Verdict).index(self)
+
+
+# Whether it holds, and then: the verdict, its reason, and the evidence that is missing.
+Case = tuple[Any, Verdict, str] | tuple[Any, Verdict, str, str]
 
 
 class Difference(NamedTuple):
@@ -72,9 +77,45 @@ class Difference(NamedTuple):
     evidence: str = "the same bits"
     missing: str = ""
 
-    def judged(self, verdict: Verdict, evidence: str, missing: str = "") -> Difference:
-        """Return the difference with a verdict and its reason."""
-        return self._replace(verdict=verdict, evidence=evidence, missing=missing)
+    def judged(self, *cases: Case) -> Difference:
+        """Return the difference with the verdict of the first case that holds."""
+        for holds, verdict, evidence, *missing in cases:
+            if holds:
+                return Difference(*self[:5], verdict, evidence, "".join(missing))
+        return self
+
+    def by_size(
+        self, where: str, missing: str, doubt: float = DOUBT, is_blind: bool = False
+    ) -> tuple[Case, ...]:
+        """Return the cases of a difference that the size decides.
+
+        Parameters
+        ----------
+        where : str
+            The evidence.
+        missing : str
+            The evidence that would decide.
+        doubt : float
+            So many times the bound are a bug.
+        is_blind : bool
+            Whether a bug could hide below the bound.
+        """
+        return (
+            (self.size > doubt * self.bound, Verdict.BUG, where),
+            (self.size > self.bound, Verdict.CANNOT_TELL, where, missing),
+            (is_blind, Verdict.CANNOT_TELL, where, missing),
+            (True, Verdict.ORDER, where),
+        )
+
+    def in_doubt(self, missing: str) -> Difference:
+        """Return the difference as undecided if it would be a bug."""
+        is_bug = self.verdict is Verdict.BUG
+        return self.judged((is_bug, Verdict.CANNOT_TELL, self.evidence, missing))
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is neither a bug nor in doubt."""
+        return self.verdict.rank < Verdict.CANNOT_TELL.rank
 
     @property
     def layer(self) -> str:
@@ -85,13 +126,8 @@ class Difference(NamedTuple):
     @property
     def place(self) -> str:
         """Name, layer, step and microbatch, as far as they are known."""
-        parts = [self.name]
-        if self.layer:
-            parts.append(f"layer {self.layer}")
-        for noun, number in (("step", self.step), ("microbatch", self.microbatch)):
-            if number >= 0:
-                parts.append(f"{noun} {number}")
-        return ", ".join(parts)
+        layer = self.layer and f"layer {self.layer}"
+        return place_of(self.step, self.microbatch, self.name, layer)
 
 
 class Report(NamedTuple):
@@ -132,17 +168,25 @@ class Report(NamedTuple):
         """The kinds of arrays that were compared, with their steps."""
         steps: dict[str, set[int]] = {}
         for each in self.differences:
-            kind = each.name.partition("/")[0]
-            steps.setdefault(kind, set()).add(each.step)
+            numbers = steps.setdefault(each.name.partition("/")[0], set())
+            numbers |= {each.step} - {-1}
         parts = []
         for kind, numbers in steps.items():
-            listed = [str(number) for number in sorted(numbers) if number >= 0]
-            if len(listed) > _STEPS:
-                listed = [*listed[:2], "…", listed[-1]]
-            if kind != "loss" and listed:
-                kind = f"{kind} of step {', '.join(listed)}"
+            if len(numbers) > 1:
+                kind += f" of {len(numbers)} steps, {min(numbers)} to {max(numbers)}"
+            elif kind != "loss" and numbers:
+                kind += f" of step {min(numbers)}"
             parts.append(kind)
         return " and ".join(parts)
+
+    @property
+    def unseen(self) -> str:
+        """The bugs that the comparison cannot see."""
+        if any(each.name != "loss" for each in self.differences):
+            return "a bug elsewhere is not seen"
+        bound = max(each.bound for each in self.differences)
+        missed = f"a bug that changes it by less than {bound:.1e} of it, or elsewhere,"
+        return f"{missed} is not seen; gradients of step 1 (gradients/NAME) show more"
 
     @property
     def first(self) -> Difference | None:
@@ -152,7 +196,7 @@ class Report(NamedTuple):
         first, because a wrong gradient spoils the gradients of earlier layers.
         """
         worst = [each for each in self.differences if each.verdict is self.verdict]
-        if self.verdict.rank < Verdict.CANNOT_TELL.rank or not worst:
+        if not worst or worst[0].decides:
             return None
         return min(worst, key=_in_time)
 
@@ -160,6 +204,7 @@ class Report(NamedTuple):
         """Return the report as data for JSON."""
         data = self._asdict()
         data["first"] = self.first and self.first.place
+        data["unseen"] = self.unseen
         data["differences"] = [each._asdict() for each in self.differences]
         return data
 
@@ -173,7 +218,7 @@ class Report(NamedTuple):
                 leaves = "first that does not decide"
             lines.append(f"{leaves}: {self.first.place}: {self.first.evidence}")
         lines += ["", _table(self.differences), "", f"assumed: {self.assumed}"]
-        lines.append(f"compared: {self.compared}; a bug elsewhere is not seen")
+        lines.append(f"compared: {self.compared}; {self.unseen}")
         return "\n".join(lines)
 
 

@@ -409,7 +409,7 @@ def costs_of_stages(costs: Costs, sizes: Sequence[int]) -> Costs:
     parts = [range(end - size, end) for size, end in zip(sizes, ends)]
 
     def merged(name: str, merge: Callable[[list[float]], float]) -> tuple[float, ...]:
-        values = costs.by_stage(name, sum(sizes))
+        values = costs.by_stage(name, sum(sizes), "layer")
         return tuple(merge([values[layer] for layer in part]) for part in parts)
 
     names = [*_SUMS]
@@ -439,7 +439,8 @@ def _partitions(
         problem = f"The placement has {counted(len(placement), 'stage')}, and there"
         raise misuse(f"{problem} are {counted(num_layers, 'layer')}.")
     names = ("forward", "backward_input", "backward_weight")
-    work = [sum(each) for each in zip(*(costs.by_stage(n, num_layers) for n in names))]
+    times = (costs.by_stage(name, num_layers, "layer") for name in names)
+    work = [sum(each) for each in zip(*times)]
     least = max(sum(work) / (1 + max(placement)), max(work))
     kept: list[tuple[int, ...]] = []
     reached = least

@@ -13,8 +13,8 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules.features import check_known
 from minipipe.schedules.placements import one_rank_each, stages_by_rank
 from minipipe.schedules.registry import REGISTRY, TRADES, build
+from minipipe.schedules.simulation.comparison import figures
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.simulator import simulate
 from minipipe.trace.runs import RecordedRun
 
 WEIGHT_PART = 0.5
@@ -77,7 +77,7 @@ def costs_of(run: RecordedRun, weight_part: float = WEIGHT_PART) -> Costs:
     --------
     A whole backward of 2 units becomes I and W.
 
-    >>> from minipipe import schedules
+    >>> from minipipe import schedules, simulate
     >>> schedule = schedules.gpipe(2, 4)
     >>> run = RecordedRun(schedule, (simulate(schedule),))
     >>> costs_of(run, weight_part=0.25).backward_weight
@@ -88,7 +88,7 @@ def costs_of(run: RecordedRun, weight_part: float = WEIGHT_PART) -> Costs:
     stages = run.schedule.num_stages
     inputs = costs.by_stage("backward_input", stages)
     weights = costs.by_stage("backward_weight", stages)
-    split = {stage for stage, kind in run.times() if kind is I}
+    split = {it.stage for it in run.spreads() if it.kind == I}
     for stage in set(range(stages)) - split:
         weights[stage] = part * inputs[stage]
         inputs[stage] -= weights[stage]
@@ -131,7 +131,7 @@ def forecasts(run: RecordedRun, costs: Costs) -> list[Forecast]:
 
     Examples
     --------
-    >>> from minipipe import schedules
+    >>> from minipipe import schedules, simulate
     >>> schedule = schedules.gpipe(4, 8)
     >>> run = RecordedRun(schedule, (simulate(schedule),))
     >>> best = forecasts(run, costs_of(run))[0]
@@ -140,31 +140,18 @@ def forecasts(run: RecordedRun, costs: Costs) -> list[Forecast]:
     """
     recorded = run.schedule
     whole = of_ranks(costs, recorded)
-    schedules = {recorded.name: recorded}
+    rows = {recorded.name: figures(recorded, whole)}
     for name in REGISTRY:
         # sizes may not fit a schedule
         with suppress(ScheduleError):
             schedule = build(name, recorded.num_ranks, recorded.num_microbatches)
             check_known(schedule, "the forecast", "replicas", "overlap")
             if not schedule.is_forward_only:
-                schedules[name] = schedule
-    rows = {name: _figures(it, whole) for name, it in schedules.items()}
+                rows[name] = figures(schedule, whole)
     base = rows[recorded.name]["makespan"]
-    result = [
-        Forecast(
-            name, **row, change=row["makespan"] / base - 1, trades=TRADES.get(name, "")
-        )
-        for name, row in rows.items()
-    ]
-    return sorted(result, key=lambda forecast: forecast.makespan)
-
-
-def _figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
-    chunks = schedule.num_stages // schedule.num_ranks
-    timeline = simulate(schedule, costs.cut(chunks))
-    pairs = timeline.pairs_per_microbatch or chunks
-    return {
-        "makespan": timeline.makespan,
-        "bubble_fraction": timeline.bubble_fraction,
-        "peak": max(timeline.peak_activations) / pairs,
-    }
+    result = []
+    for name, row in sorted(rows.items(), key=lambda item: item[1]["makespan"]):
+        change = row["makespan"] / base - 1
+        shown = (row["makespan"], row["bubble_fraction"], row["peak"], change)
+        result.append(Forecast(name, *shown, TRADES.get(name, "")))
+    return result

@@ -9,13 +9,13 @@ a small part is in memory.
 
 from __future__ import annotations
 
-import re
+import gzip
+import io
 import zlib
-from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from minipipe.errors import Code, FileError
 from minipipe.io import file_pieces
@@ -25,13 +25,13 @@ Event = dict[str, Any]
 MOST_TRACE = 2**31
 """The largest file, in bytes."""
 MOST_EXPANDED = 2**34
-"""The largest content of a file of gzip, in bytes."""
-_PIECE = 2**18  # bytes; a window has a few of them
+"""The longest text of a file of gzip, in characters."""
+_PIECE = 2**18  # characters; a window has a few of them
 _MOST_VALUE = 2**24  # characters of one event, or of one member of the header
 _GZIP = b"\x1f\x8b"
-_BLANKS = re.compile(r"[ \t\r\n]*")
-_SEPARATORS = re.compile(r"[ \t\r\n,]*")
-_OF_NUMBERS = re.compile(r"[0-9.eE+-]*")
+_BLANKS = " \t\r\n"
+# The most characters behind a number that may belong to it: 1e+ of 1e+3.
+_OF_NUMBER = 2
 # Names of kernels may hold control characters.
 _DECODER = JSONDecoder(strict=False)
 
@@ -71,7 +71,7 @@ def events_of(path: str | Path, header: dict[str, Any]) -> Iterator[Event]:
     window = _Window(path)
     if window.peek() == "[":
         yield from window.items(may_end=True)
-        window.finish()
+        window.expect("", "expected the end of the file")
         return
     window.expect("{", "expected a trace: an object with traceEvents, or a list")
     has_events = False
@@ -86,7 +86,7 @@ def events_of(path: str | Path, header: dict[str, Any]) -> Iterator[Event]:
         if window.peek() != "}":
             window.expect(",", "expected a comma or } behind a member")
     window.expect("}", "expected a member or }")
-    window.finish()
+    window.expect("", "expected the end of the file")
     if not has_events:
         raise FileError.of(path, "it has no traceEvents; expected a trace", Code.SYNTAX)
 
@@ -96,32 +96,30 @@ class _Window:
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
-        self._pieces = _texts(path)
+        self._stream = _opened(path)
         self._text = ""
         self._at = 0
         self._before = 0  # characters that have left the window
         self._is_over = False
 
-    def peek(self, blanks: re.Pattern[str] = _BLANKS) -> str:
-        """Return the next character that is not blank; nothing at the end."""
+    def peek(self, passed: str = _BLANKS) -> str:
+        """Return the next character that is not passed over; nothing at the end."""
         while True:
-            match = blanks.match(self._text, self._at)
-            assert match is not None
-            self._at = match.end()
-            if self._at < len(self._text) or self._is_over:
-                return self._text[self._at : self._at + 1]
-            self._more()
+            character = self._text[self._at : self._at + 1]
+            if not character and not self._is_over:
+                self._more()
+            elif character and character in passed:
+                self._at += 1
+            else:
+                return character
 
     def expect(self, character: str, expectation: str) -> None:
-        """Pass a character, or refuse what stands in its place."""
+        """Pass a character, or the end of the file if it is empty; refuse anything else
+        in its place.
+        """
         if self.peek() != character:
             self._refuse(expectation)
-        self._at += 1
-
-    def finish(self) -> None:
-        """Read to the end of the file, which also checks gzip."""
-        if self.peek():
-            self._refuse("expected the end of the file")
+        self._at += len(character)
 
     def value(self) -> Any:
         """Parse the next value."""
@@ -129,12 +127,6 @@ class _Window:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                # a number at the end of the window may continue: 1 of 1.5e3
-                match = _OF_NUMBERS.match(self._text, end)
-                assert match is not None
-                if match.end() < len(self._text) or self._is_over:
-                    self._at = end
-                    return value
             except JSONDecodeError as error:
                 reason = f"{error.msg[:1].lower()}{error.msg[1:]}"
                 if len(self._text) - self._at > _MOST_VALUE:
@@ -143,12 +135,16 @@ class _Window:
                     self._refuse(f"{reason}, or the file is cut off", Code.DAMAGED)
             except RecursionError:
                 self._refuse("values are nested too deeply")
+            else:
+                if self._is_over or end + _OF_NUMBER < len(self._text):
+                    self._at = end
+                    return value
             self._more()
 
     def items(self, may_end: bool = False) -> Iterator[Event]:
         """Yield the objects of a list; the end of the file may stand for its bracket."""
         self.expect("[", "expected the list of events")
-        while (character := self.peek(_SEPARATORS)) != "]":
+        while (character := self.peek(_BLANKS + ",")) != "]":
             if not character and may_end:
                 return
             item = self.value()
@@ -158,11 +154,21 @@ class _Window:
 
     def _more(self) -> None:
         """Add a piece, and drop what has been parsed."""
-        piece = next(self._pieces, "")
+        try:
+            piece = self._stream.read(_PIECE)
+        except EOFError:
+            reason = "its gzip ends early: the file is truncated; copy it again"
+            raise FileError.of(self._path, reason, Code.DAMAGED) from None
+        except (zlib.error, gzip.BadGzipFile) as error:
+            reason = f"its gzip is damaged: {error}"
+            raise FileError.of(self._path, reason, Code.DAMAGED) from None
         self._is_over = not piece
         self._before += self._at
         self._text = self._text[self._at :] + piece
         self._at = 0
+        if self._before + len(self._text) > MOST_EXPANDED:
+            reason = f"it expands to more than {MOST_EXPANDED:,} characters, the limit"
+            raise FileError.of(self._path, reason, Code.TOO_LARGE)
 
     def _refuse(self, expectation: str, code: Code = Code.SYNTAX) -> NoReturn:
         where = f"character {self._before + self._at:,}"
@@ -173,50 +179,27 @@ class _Window:
         raise FileError.of(self._path, reason, code)
 
 
-def _texts(path: str | Path) -> Iterator[str]:
-    """Yield the content of a file as text, in pieces."""
-    decoder = getincrementaldecoder("utf-8-sig")("replace")
-    for piece in _contents(path):
-        if text := decoder.decode(piece):
-            yield text
+class _Pieces(io.RawIOBase):
+    """The pieces of a file as a stream."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._pieces = file_pieces(path, MOST_TRACE, length=_PIECE)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or next(self._pieces, b"")
+        part = self._rest[: len(buffer)]
+        self._rest = self._rest[len(part) :]
+        buffer[: len(part)] = part
+        return len(part)
 
 
-def _contents(path: str | Path) -> Iterator[bytes]:
-    """Yield the content of a file, expanded if it is gzip."""
-    pieces = file_pieces(path, MOST_TRACE, length=_PIECE)
-    first = next(pieces, b"")
-    if not first.startswith(_GZIP):
-        yield first
-        yield from pieces
-        return
-    total = 0
-    for expanded in _expanded(path, first, pieces):
-        total += len(expanded)
-        if total > MOST_EXPANDED:
-            reason = f"it expands to more than {MOST_EXPANDED:,} bytes, the limit"
-            raise FileError.of(path, reason, Code.TOO_LARGE)
-        yield expanded
-
-
-def _expanded(
-    path: str | Path, first: bytes, pieces: Iterator[bytes]
-) -> Iterator[bytes]:
-    """Yield the content of gzip, which may have several members."""
-    stream = zlib.decompressobj(wbits=31)
-    piece = first
-    try:
-        while piece:
-            yield stream.decompress(piece, _PIECE)
-            piece = stream.unconsumed_tail
-            if stream.eof:
-                piece = stream.unused_data.lstrip(b"\0")
-                if piece or (piece := next(pieces, b"")):
-                    stream = zlib.decompressobj(wbits=31)
-            piece = piece or next(pieces, b"")
-    except zlib.error as error:
-        raise FileError.of(
-            path, f"its gzip is damaged: {error}", Code.DAMAGED
-        ) from None
-    if not stream.eof:
-        reason = "its gzip ends early: the file is truncated; copy it again"
-        raise FileError.of(path, reason, Code.DAMAGED)
+def _opened(path: str | Path) -> TextIO:
+    """Return the content of a file as a stream of text, expanded if it is gzip."""
+    content: Any = io.BufferedReader(_Pieces(path))
+    if content.peek(len(_GZIP)).startswith(_GZIP):
+        content = gzip.GzipFile(fileobj=content)
+    return io.TextIOWrapper(content, "utf-8-sig", "replace", newline="")

@@ -18,30 +18,20 @@ from typing import NamedTuple
 from minipipe.core.schedules.action import Action, B, F, I, W
 from minipipe.core.schedules.text import rows_of
 from minipipe.errors import ArgumentError, ScheduleError, quoted
+from minipipe.io import parse_whole
 
 # PyTorch always names the stage.
 _PYTORCH = re.compile(r"PP:(\(?\d[^\s,]*)", re.ASCII)
-_BESIDE = re.compile(r"\d{1,9}([A-Za-z_]+)\d{0,9}", re.ASCII)
 # Point-to-point operations as c10d records them, such as gloo:send and nccl:recv 0<-1.
 # The range of gloo:send may begin after the message has left; c10d::send is around it.
 _TRANSFER = re.compile(r"(?:c10d:|gloo|nccl|ucc|mpi):(send|recv)", re.IGNORECASE)
-_GROUPS = ("stage", "kind", "microbatch")
+SUCH = r"'(?P<kind>Forward|Backward) (?P<microbatch>\d+)'"
 # The words for a kind, in lower case and without punctuation.
 _KINDS = {
-    "backwardinput": I,
-    "backwardweight": W,
-    "inputbackward": I,
-    "weightbackward": W,
-    "backward": B,
-    "forward": F,
-    "dgrad": I,
-    "wgrad": W,
-    "bwd": B,
-    "fwd": F,
-    "f": F,
-    "b": B,
-    "i": I,
-    "w": W,
+    "f|fwd|forward": F,
+    "b|bwd|backward": B,
+    "i|dgrad|backwardinput|inputbackward": I,
+    "w|wgrad|backwardweight|weightbackward": W,
 }
 
 
@@ -51,25 +41,22 @@ class Label(NamedTuple):
     Attributes
     ----------
     actions : tuple of Action
-        One, or the two of an overlapped pair; none for a label that is no action of a
-        schedule. A stage of -1 stands for the rank.
+        One, or the two of an overlapped pair; none for an operation of a process group.
+        A stage of -1 stands for the rank.
     transfer : str
         ``"send"`` or ``"recv"`` for an operation of a process group.
-    other : str
-        The name of work that PyTorch labels beside the schedule, such as ``UNSHARD``.
 
     Examples
     --------
     >>> reader = label_reader()
     >>> [str(action) for action in reader("PP:(2F5;3B1)OVERLAP_F_B").actions]
     ['2F5', '3B1']
-    >>> reader("PP:2UNSHARD").other, reader("gloo:send").transfer, reader("aten::mm")
-    ('UNSHARD', 'send', None)
+    >>> reader("gloo:send").transfer, reader("aten::mm")
+    ('send', None)
     """
 
     actions: tuple[Action, ...] = ()
     transfer: str = ""
-    other: str = ""
 
 
 LabelReader = Callable[[str], Label | None]
@@ -118,26 +105,21 @@ def _of_pytorch(name: str) -> Label | None:
     try:
         rows, _, _ = rows_of(match[1])
     except ScheduleError:
-        beside = _BESIDE.fullmatch(match[1])
-        return beside and Label(other=beside[1])
+        return None  # UNSHARD and other work beside the schedule
     return Label(rows[0])
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    such = r"such as '(?P<kind>Forward|Backward) (?P<microbatch>\d+)'"
     try:
         compiled = re.compile(pattern)
     except re.error as error:
         problem = f"{quoted(pattern)} is no regular expression: {error}"
-        raise ArgumentError(f"{problem}; expected one {such}.") from None
-    missing = {"kind", "microbatch"} - compiled.groupindex.keys()
-    unknown = compiled.groupindex.keys() - set(_GROUPS)
-    if missing or unknown:
-        names = " and ".join(sorted(missing or unknown))
-        problem = f"{quoted(pattern)} lacks the group {names}"
-        if not missing:
-            problem = f"{quoted(pattern)} has the unknown group {names}"
-        raise ArgumentError(f"{problem}; expected {', '.join(_GROUPS)}, {such}.")
+        raise ArgumentError(f"{problem}; expected one such as {SUCH}.") from None
+    missing = sorted({"kind", "microbatch"} - compiled.groupindex.keys())
+    if missing:
+        problem = f"{quoted(pattern)} lacks the group {' and '.join(missing)}"
+        expected = f"kind, microbatch and perhaps stage, such as {SUCH}"
+        raise ArgumentError(f"{problem}; expected {expected}.")
     return compiled
 
 
@@ -146,19 +128,18 @@ def _of_pattern(pattern: re.Pattern[str]) -> LabelReader:
         match = pattern.search(name)
         if match is None:
             return None
-        groups = match.groupdict()
-        word = re.sub("[^a-z]", "", (groups["kind"] or "").lower())
-        kind = _KINDS.get(word)
-        numbers = [groups.get("stage") or "-1", groups["microbatch"] or ""]
-        if kind is None or not all(map(_is_number, numbers)):
+        groups: dict[str, str] = match.groupdict("")
+        word = re.sub("[^a-z]", "", groups["kind"].lower())
+        kinds = [kind for words, kind in _KINDS.items() if re.fullmatch(words, word)]
+        stage = -1
+        try:
+            microbatch = parse_whole(groups["microbatch"])
+            if groups.get("stage"):
+                stage = parse_whole(groups["stage"])
+            return Label((Action(stage, kinds[0], microbatch),))
+        except (IndexError, ArgumentError):
             expected = "a kind such as F, forward or backward_input, and whole numbers"
             problem = f"--label reads {groups} in {quoted(name, 80)}"
-            raise ArgumentError(f"{problem}; expected {expected}.")
-        stage, microbatch = map(int, numbers)
-        return Label((Action(stage, kind, microbatch),))
+            raise ArgumentError(f"{problem}; expected {expected}.") from None
 
     return read
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"-1|[0-9]{1,9}", text) is not None

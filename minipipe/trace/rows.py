@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from statistics import median
-from typing import NamedTuple
 
 from minipipe.core.schedules.action import Action, ActionKind, Slice
 from minipipe.core.schedules.analysis.dependencies import Transfer
@@ -28,7 +28,8 @@ from minipipe.errors import Code, ScheduleError
 from minipipe.trace.recording import Lane, Range
 
 
-class Ran(NamedTuple):
+@dataclass(slots=True)
+class Ran:
     """An action as it ran.
 
     Attributes
@@ -43,8 +44,8 @@ class Ran(NamedTuple):
         When the message with its result was sent, if there was one.
     arrived : float or None
         When the rank took the message with its input, if there was one.
-    is_joined : bool
-        Whether the next action of the row overlaps with this one.
+    is_second : bool
+        Whether it overlaps with the action before it.
     """
 
     action: Action
@@ -53,7 +54,14 @@ class Ran(NamedTuple):
     end: float
     sent: float | None = None
     arrived: float | None = None
-    is_joined: bool = False
+    is_second: bool = False
+
+    def move(self, by: float) -> None:
+        """Move all times by some seconds."""
+        for name in ("awaited_from", "start", "end", "sent", "arrived"):
+            time = getattr(self, name)
+            if time is not None:
+                setattr(self, name, time + by)
 
 
 def steps_of(lane: Lane, rank: int) -> list[list[Ran]]:
@@ -71,22 +79,24 @@ def steps_of(lane: Lane, rank: int) -> list[list[Ran]]:
     Raises
     ------
     ScheduleError
-        Code ``order``, if the actions do not repeat.
+        Code ``missing``, if there is no complete step; ``order``, if the actions do not
+        repeat.
     """
-    ran = _one_after_another(_apart(_actions(lane, rank)))
+    ran = _actions(lane, rank)
+    _take_apart(ran)
     length = len({it.action for it in ran})
-    actions = [it.action for it in ran]
-    begin = _first_of_a_step(actions[:length])
+    begin = _first_of_a_step([it.action for it in ran[:length]])
     ends = range(begin + length, len(ran) + 1, length)
     steps = [ran[end - length : end] for end in ends]
-    for before, after in pairwise(steps):
-        rows = [[it.action for it in step] for step in (before, after)]
-        if rows[0] != rows[1]:
-            pairs = enumerate(zip(*rows))
-            at, (one, other) = next((i, it) for i, it in pairs if it[0] != it[1])
+    if not steps:
+        problem = f"Rank {lane.rank} has no complete training step in {lane.file}"
+        raise ScheduleError.of(Code.MISSING, f"{problem}; record at least one.")
+    for at, *same in zip(range(length), *steps):
+        one, *others = dict.fromkeys(it.action for it in same)
+        if others:
             problem = f"The steps of rank {lane.rank} differ: action {at} is {one}"
             hint = "record training steps of one schedule, without evaluation"
-            message = f"{problem} in one and {other} in another; {hint}."
+            message = f"{problem} in one and {others[0]} in another; {hint}."
             raise ScheduleError.of(Code.ORDER, message)
     return steps
 
@@ -98,17 +108,13 @@ def _first_of_a_step(actions: Sequence[Action]) -> int:
     begins = []
     for index in range(len(actions)):
         seen = set()
-        row = [*actions[index:], *actions[:index]]
-        for action in row:
-            if (
-                action.kind.is_backward
-                and (action.stage, action.microbatch) not in seen
-            ):
+        for stage, kind, microbatch in (*actions[index:], *actions[:index]):
+            if kind.is_backward and (stage, microbatch) not in seen:
                 break
-            seen.add((action.stage, action.microbatch))
+            seen.add((stage, microbatch))
         else:
             begins.append(index)
-    return min(begins, key=lambda i: (_place(actions[i]), i), default=0)
+    return min(begins, key=lambda index: (_place(actions[index]), index), default=0)
 
 
 def _place(action: Action) -> tuple[int, int]:
@@ -122,68 +128,47 @@ def _actions(lane: Lane, rank: int) -> list[Ran]:
     """Return the computations of a rank, with the times of their messages."""
     ran: list[Ran] = []
     arrivals: dict[Transfer, float] = {}
-    makers: dict[Transfer, int] = {}  # by value, the index of its last producer
+    makers: dict[Transfer | None, Ran] = {}  # by value, its last producer
     for it in lane.ranges:
-        for action in it.label.actions[:1]:
-            if not action.kind.is_communication:
-                continue
-            value = Transfer.carried_by(action)
-            if action == value.receive:
+        if it.computes:
+            for one in _computed(it, rank, arrivals):
+                makers[Transfer.produced_by(one.action)] = one
+                ran.append(one)
+        elif it.label.actions:
+            message = it.label.actions[0]
+            value = Transfer.carried_by(message)
+            if message == value.receive:
                 arrivals[value] = it.end if it.arrived is None else it.arrived
             elif value in makers:
-                index = makers[value]
-                ran[index] = ran[index]._replace(sent=it.start)
-        for one in _computed(it, rank, arrivals):
-            value_of_it = Transfer.produced_by(one.action)
-            if value_of_it is not None:
-                makers[value_of_it] = len(ran)
-            ran.append(one)
+                makers[value].sent = it.start
     return ran
 
 
 def _computed(it: Range, rank: int, arrivals: dict[Transfer, float]) -> Iterator[Ran]:
-    """Yield the action of a range, or the two of a pair; none for a message."""
-    start = it.start
-    parts = []
+    """Yield the action of a range, or the two of a pair."""
+    first: Ran | None = None
     for action in it.label.actions:
-        if action.kind.is_communication:
-            return
         if action.stage < 0:
             action = action._replace(stage=rank)
+        one = Ran(action, it.start, it.start, it.end, it.sent)
         value = Transfer.consumed_by(action)
-        arrived = it.arrived
-        if value is not None and value in arrivals:
-            arrived = arrivals.pop(value)
-        if value is None:
-            arrived = None
-        parts.append((action, arrived))
-    if parts and parts[0][1] is not None:
-        start = min(max(start, parts[0][1]), it.end)
-    # a send inside has its own range in other schedules: its time is not computation
-    end = it.end
-    if it.sent is not None and it.sent > start:
-        end = it.sent
-    for index, (action, arrived) in enumerate(parts):
-        is_joined = index + 1 < len(parts)
-        sent = it.sent
-        yield Ran(action, it.start, start, end, sent, arrived, is_joined)
+        if value is not None:
+            one.arrived = arrivals.pop(value, it.arrived)
+        if first is not None:
+            one.start = first.start
+            one.is_second = True
+        elif one.arrived is not None:
+            one.start = min(max(it.start, one.arrived), it.end)
+        # a send inside has its own range in other schedules: its time is not computation
+        if it.sent is not None and it.sent > one.start:
+            one.end = it.sent
+        first = one
+        yield one
 
 
-def overlapped(row: Sequence[Ran]) -> list[str]:
-    """Return the cells of a row as PyTorch writes them."""
-    cells = []
-    actions = iter(row)
-    for it in actions:
-        cell = str(it.action)
-        if it.is_joined:
-            cell = f"({cell};{next(actions).action})OVERLAP_F_B"
-        cells.append(cell)
-    return cells
-
-
-def _apart(ran: Sequence[Ran]) -> list[Ran]:
-    """Return the actions of a rank with pairs taken apart if their second action took a
-    message, because the wait for it is then inside of the pair.
+def _take_apart(ran: Sequence[Ran]) -> None:
+    """Separate pairs whose second action took a message, because the wait for it is
+    inside of the pair, and actions that overlap by rounding or a nested label.
 
     PyTorch runs one after the other, so the second action begins when the receive has
     ended. The first one takes as long as it does alone, and the rest is the wait::
@@ -192,31 +177,19 @@ def _apart(ran: Sequence[Ran]) -> list[Ran]:
                   wait   arrived
     """
     alone: defaultdict[tuple[int, ActionKind], list[float]] = defaultdict(list)
-    for before, it in pairwise([None, *ran]):
-        if it is not None and not it.is_joined and not (before and before.is_joined):
+    pairs = {id(it) for pair in pairwise(ran) if pair[1].is_second for it in pair}
+    for it in ran:
+        if id(it) not in pairs:
             alone[it.action.stage, it.action.kind].append(it.end - it.start)
-    result = list(ran)
-    for index, (first, second) in enumerate(pairwise(ran)):
-        if not first.is_joined or second.arrived is None:
-            continue
+    for first, second in pairwise(ran):
         times = alone[first.action.stage, first.action.kind]
-        usual = median(times or [inf])
-        arrived = min(max(second.arrived, first.start), first.end)
-        # in a custom function for pairs, both may begin at once
-        if times and arrived - first.start < usual / 2:
-            continue
-        end = min(arrived, first.start + usual)
-        result[index] = first._replace(end=end)
-        result[index + 1] = second._replace(awaited_from=end, start=arrived)
-    return result
-
-
-def _one_after_another(ran: Sequence[Ran]) -> list[Ran]:
-    """Return the actions of a rank without overlaps that rounding, or a nested label,
-    has made.
-    """
-    result = list(ran)
-    for index, (first, second) in enumerate(pairwise(ran)):
-        if not first.is_joined and second.start < first.end:
-            result[index] = first._replace(end=max(first.start, second.start))
-    return result
+        if second.is_second and second.arrived is not None:
+            usual = median(times or [inf])
+            arrived = min(max(second.arrived, first.start), first.end)
+            # in a custom function for pairs, both may begin at once
+            if not times or arrived - first.start >= usual / 2:
+                first.end = min(arrived, first.start + usual)
+                second.awaited_from = first.end
+                second.start = arrived
+        if not second.is_second and second.start < first.end:
+            first.end = max(first.start, second.start)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from minipipe.core.schedules.action import Action, ActionKind
+from minipipe.core.schedules.action import ActionKind
 from minipipe.core.schedules.action_table import Program, Schedule
 from minipipe.core.schedules.analysis.dependencies import Transfer
 from minipipe.errors import Code, ScheduleError
@@ -20,11 +20,11 @@ from minipipe.schedules.analysis.limits import verify
 from minipipe.schedules.reading import schedule_of_text
 from minipipe.schedules.simulation.span import Message, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.trace.clocks import Times, clock_offsets
+from minipipe.trace.clocks import clock_offsets
 from minipipe.trace.recording import Lane, read_lanes
-from minipipe.trace.rows import Ran, overlapped, steps_of
+from minipipe.trace.rows import Ran, steps_of
 
-Step = list[list[Ran]]  # by rank
+Step = Sequence[Sequence[Ran]]  # by rank
 
 
 class Spread(NamedTuple):
@@ -63,9 +63,6 @@ class RecordedRun:
         :func:`~minipipe.trace.clocks.clock_offsets`.
     ranks : tuple of int
         By rank of the schedule, the rank in the job.
-    beside : tuple of dict of str to float
-        By rank, the seconds of a step in labelled work that is no action of a schedule:
-        ``UNSHARD``, ``RESHARD`` and ``REDUCE_GRAD`` of PyTorch.
 
     Examples
     --------
@@ -80,7 +77,6 @@ class RecordedRun:
     timelines: tuple[Timeline, ...]
     offsets: tuple[float, ...] = ()
     ranks: tuple[int, ...] = ()
-    beside: tuple[dict[str, float], ...] = ()
 
     @cached_property
     def usual(self) -> int:
@@ -98,33 +94,22 @@ class RecordedRun:
         """
         return bool(self.timelines[0].measured_messages) or self.schedule.num_ranks == 1
 
-    def times(self) -> dict[tuple[int, ActionKind], list[float]]:
-        """Return, by stage and kind, the seconds of each action that ran alone, in all
-        steps.
-        """
-        times: dict[tuple[int, ActionKind], list[float]] = {}
+    def spreads(self) -> list[Spread]:
+        """Return, by stage and kind, how the times of actions that ran alone vary."""
+        times: dict[tuple[int, int], list[float]] = {}
+        kinds = list(ActionKind)
         rows = (row for timeline in self.timelines for row in timeline.spans)
         for group in (group for row in rows for group in in_groups(row)):
             if len(group) == 1:
                 action, start, end = group[0]
-                times.setdefault((action.stage, action.kind), []).append(end - start)
-        return dict(sorted(times.items(), key=_order))
-
-    def spreads(self) -> list[Spread]:
-        """Return, by stage and kind, how the times of actions that ran alone vary."""
-        rows = []
-        for (stage, kind), times in self.times().items():
-            spread = 0.0
-            if len(times) > 1:
-                spread = stdev(times)
-            form = (stage, kind.value, len(times), mean(times), spread, max(times))
-            rows.append(Spread(*form))
-        return rows
-
-
-def _order(item: tuple[tuple[int, ActionKind], list[float]]) -> tuple[int, int]:
-    (stage, kind), _ = item
-    return stage, list(ActionKind).index(kind)
+                key = action.stage, kinds.index(action.kind)
+                times.setdefault(key, []).append(end - start)
+        spreads = []
+        for (stage, kind), each in sorted(times.items()):
+            spread = stdev(each) if len(each) > 1 else 0.0
+            form = (stage, kinds[kind].value, len(each), mean(each), spread, max(each))
+            spreads.append(Spread(*form))
+        return spreads
 
 
 def read_run(
@@ -172,102 +157,93 @@ def read_run(
     True
     """
     lanes = read_lanes(files, label)
-    lanes_of_steps = [steps_of(lane, rank) for rank, lane in enumerate(lanes)]
-    for lane, steps in zip(lanes, lanes_of_steps):
-        if not steps:
-            problem = f"Rank {lane.rank} has no complete training step in {lane.file}"
-            raise ScheduleError.of(Code.MISSING, f"{problem}; record at least one.")
-    schedule = _schedule([steps[0] for steps in lanes_of_steps], lanes, name)
-    clocks = [(lane.base - lanes[0].base) / 1e9 for lane in lanes]
-    shifted = [
-        [[_moved(it, clock) for it in step] for step in steps]
-        for steps, clock in zip(lanes_of_steps, clocks)
-    ]
-    common = _same_steps(shifted)
-    times = [it for step in common for it in _times(step)]
-    offsets = clock_offsets(len(lanes), times)
-    aligned = [
-        [[_moved(it, by) for it in row] for row, by in zip(step, offsets)]
-        for step in common
-    ]
-    return RecordedRun(
-        schedule,
-        tuple(_timeline(step, schedule) for step in aligned),
-        tuple(offsets),
-        tuple(lane.rank for lane in lanes),
-        tuple(_beside(lane, len(it)) for lane, it in zip(lanes, lanes_of_steps)),
-    )
+    steps_by_rank = [steps_of(lane, rank) for rank, lane in enumerate(lanes)]
+    schedule = _schedule([steps[0] for steps in steps_by_rank], lanes, name)
+    for lane, rows in zip(lanes, steps_by_rank):
+        for row in rows:
+            _move(row, (lane.base - lanes[0].base) / 1e9)
+    common = _same_steps(steps_by_rank)
+    offsets = _offsets(common)
+    for step in common:
+        for moved, offset in zip(step, offsets):
+            _move(moved, offset)
+    timelines = tuple(_timeline(step, schedule) for step in common)
+    ranks = tuple(lane.rank for lane in lanes)
+    return RecordedRun(schedule, timelines, tuple(offsets), ranks)
 
 
-def _moved(it: Ran, by: float) -> Ran:
-    times = ("awaited_from", "start", "end", "sent", "arrived")
-    known = ((name, getattr(it, name)) for name in times)
-    return it._replace(**{name: at + by for name, at in known if at is not None})
+def _move(row: Sequence[Ran], by: float) -> None:
+    for it in row:
+        it.move(by)
 
 
-def _same_steps(by_rank: Sequence[Sequence[list[Ran]]]) -> list[Step]:
+def _same_steps(by_rank: Sequence[Sequence[Sequence[Ran]]]) -> list[Step]:
     """Return the steps that all ranks have: recordings may begin or end apart."""
     fewest = min(by_rank, key=len)
-    middles = [_middle(step) for step in fewest]
     chosen = []
     for steps in by_rank:
-        distances = {}
-        for shift in range(len(steps) - len(fewest) + 1):
-            pairs = zip(middles, steps[shift:])
-            distances[shift] = sum(abs(at - _middle(step)) for at, step in pairs)
-        shift = min(distances, key=distances.__getitem__)
+        shifts = range(len(steps) - len(fewest) + 1)
+        distances = [abs(_middle(steps[i]) - _middle(fewest[0])) for i in shifts]
+        shift = distances.index(min(distances))
         chosen.append(steps[shift : shift + len(fewest)])
-    return [list(step) for step in zip(*chosen)]
+    return list(zip(*chosen))
 
 
-def _middle(step: Sequence[Ran]) -> float:
-    return (step[0].start + step[-1].end) / 2
+def _middle(row: Sequence[Ran]) -> float:
+    return (row[0].start + row[-1].end) / 2
 
 
 # -- the schedule ----------------------------------------------------------------------
 
 
-def _schedule(rows: Step, lanes: Sequence[Lane], name: str) -> Schedule:
-    """Return the schedule of the rows; refuse rows of which some rank is missing."""
-    _check_complete(rows, lanes)
-    lines = (" ".join(overlapped(row)) for row in rows)
-    schedule = schedule_of_text("\n".join(lines), name)
+def _schedule(step: Step, lanes: Sequence[Lane], name: str) -> Schedule:
+    """Return the schedule of a step; refuse one of which some rank is missing."""
+    _check_complete(step, lanes)
+    rows = []
+    for row in step:
+        cells: list[str] = []
+        for it in row:
+            cell = str(it.action)
+            if it.is_second:
+                cell = f"({cells.pop()};{cell})OVERLAP_F_B"
+            cells.append(cell)
+        rows.append(" ".join(cells))
+    schedule = schedule_of_text("\n".join(rows), name)
     assert not isinstance(schedule, Program)
     verify(schedule)
     return schedule
 
 
-def _check_complete(rows: Step, lanes: Sequence[Lane]) -> None:
-    homes: dict[Action, Lane] = {}
-    for row, lane in zip(rows, lanes):
-        for action in (it.action for it in row):
-            other = homes.setdefault(action, lane)
-            if other is not lane:
-                problem = f"Ranks {other.rank} and {lane.rank} both ran {action}"
-                files = f"{other.file} and {lane.file}"
-                hint = "pass the ranks of one pipeline, each once"
-                message = f"{problem}: {files}; {hint}."
-                raise ScheduleError.of(Code.DUPLICATE, message)
-    stages = {action.stage for action in homes}
-    values = (Transfer.produced_by(it.action) for row in rows for it in row if it.sent)
-    expected = {value.consumer_stage for value in values if value is not None}
-    expected.update(range(max(stages)))
-    absent = sorted(stage for stage in expected - stages if stage >= 0)
-    if absent:
-        missing = ", ".join(map(str, absent))
+def _check_complete(step: Step, lanes: Sequence[Lane]) -> None:
+    """Refuse rows without a stage that others need: a rank is missing."""
+    ran = [it for row in step for it in row]
+    stages = {it.action.stage for it in ran}
+    sent = (Transfer.produced_by(it.action) for it in ran if it.sent)
+    needed = {value.consumer_stage for value in sent if value} - {-1}
+    missing = sorted({*range(max(stages)), *needed} - stages)
+    if missing:
         have = ", ".join(str(lane.rank) for lane in lanes)
-        of_job = ""
         if lanes[0].num_ranks is not None:
-            of_job = f" of {lanes[0].num_ranks}"
-        problem = f"No trace has stage {missing}"
-        if len(absent) > 1:
-            problem = f"No trace has the stages {missing}"
-        hint = "Pass the traces of all ranks of the pipeline"
-        message = f"{problem}; there are traces of rank {have}{of_job}. {hint}"
-        raise ScheduleError.of(Code.MISSING, f"{message}.")
+            have += f" of {lanes[0].num_ranks}"
+        problem = f"No trace has stage {', '.join(map(str, missing))}"
+        hint = f"There are traces of rank {have}; pass all ranks of the pipeline"
+        raise ScheduleError.of(Code.MISSING, f"{problem}. {hint}.")
 
 
-# -- timelines -------------------------------------------------------------------------
+# -- messages and timelines ------------------------------------------------------------
+
+
+def _passed(step: Step) -> Iterator[tuple[int, Ran, int, Ran]]:
+    """Yield each value that passes from one rank to another: the rank and the action
+    that made it, and those that took it.
+    """
+    ran = [(rank, it) for rank, row in enumerate(step) for it in row]
+    makers = {Transfer.produced_by(it.action): (rank, it) for rank, it in ran}
+    for rank, it in ran:
+        value = Transfer.consumed_by(it.action)
+        source, made = makers.get(value, (rank, it))
+        if value is not None and source != rank:
+            yield source, made, rank, it
 
 
 def _messages(step: Step) -> Iterator[Message]:
@@ -275,61 +251,36 @@ def _messages(step: Step) -> Iterator[Message]:
     for source, made, rank, it in _passed(step):
         if made.sent is not None and it.arrived is not None:
             was_awaited = it.awaited_from <= made.sent
-            ends = made.action, it.action, source, rank
+            ends = (made.action, it.action, source, rank)
             yield Message(*ends, made.sent, it.arrived, was_awaited)
 
 
-def _passed(step: Step) -> Iterator[tuple[int, Ran, int, Ran]]:
-    """Yield each value that passes from one rank to another: the rank and the action
-    that made it, and those that took it.
+def _offsets(steps: Sequence[Step]) -> list[float]:
+    """Return by rank the seconds to add to its clock. A message arrives after it was
+    sent; if it was not recorded, an action ends after the one whose result it takes,
+    which bounds the clocks less closely.
     """
-    makers = {}
-    for rank, row in enumerate(step):
-        for it in row:
-            makers[Transfer.produced_by(it.action)] = (rank, it)
-    for rank, row in enumerate(step):
-        for it in row:
-            value = Transfer.consumed_by(it.action)
-            source, made = makers.get(value, (rank, it))
-            if value is not None and source != rank:
-                yield source, made, rank, it
-
-
-def _times(step: Step) -> list[Times]:
-    """Return the times of messages. Without any, an action ends after the one whose
-    result it takes, which bounds the clocks less closely.
-    """
-    messages = [
-        (it.source, it.destination, it.arrived - it.sent) for it in _messages(step)
-    ]
-    if messages:
-        return messages
-    return [
-        (source, rank, it.end - made.end) for source, made, rank, it in _passed(step)
-    ]
+    times = []
+    for source, made, rank, it in chain.from_iterable(map(_passed, steps)):
+        time = it.end - made.end
+        if made.sent is not None and it.arrived is not None:
+            time = it.arrived - made.sent
+        times.append((source, rank, time))
+    return clock_offsets(len(steps[0]), times)
 
 
 def _timeline(step: Step, schedule: Schedule) -> Timeline:
+    """Return the timeline of a step, from its first action on."""
     origin = min(it.start for row in step for it in row)
-    moved = [[_moved(it, -origin) for it in row] for row in step]
-    spans = tuple(
-        tuple(Span(it.action, it.start, it.end) for it in row) for row in moved
-    )
-    messages = sorted(_messages(moved), key=attrgetter("sent", "arrived"))
+    for row in step:
+        _move(row, -origin)
     return Timeline(
         schedule.name,
-        spans,
+        tuple(tuple(Span(it.action, it.start, it.end) for it in row) for row in step),
         peak_activations(schedule),
         unit="s",
-        measured_messages=tuple(messages),
+        measured_messages=tuple(
+            sorted(_messages(step), key=attrgetter("sent", "arrived"))
+        ),
         is_measured=True,
     )
-
-
-def _beside(lane: Lane, num_steps: int) -> dict[str, float]:
-    """Return the seconds of a step in labels beside the schedule."""
-    times: Counter[str] = Counter()
-    for it in lane.ranges:
-        if it.label.other:
-            times[it.label.other] += (it.end - it.start) / num_steps  # type: ignore[assignment]
-    return dict(times)

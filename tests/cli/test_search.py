@@ -145,6 +145,7 @@ def test_the_open_puzzle_is_solved_within_its_bound(ask, tmp_path):
         (["--placement", "any"], "--placement any also weighs the layers of stages"),
         (["--offload"], "--offload also weighs the layers"),
         (["--layers", 8, "--exact"], "--exact has no model of --layers"),
+        (["--layers", 5, "--costs", "F=1:2:1"], "3 values for 5 layers; expected one"),
         (["--layers", 3], "The placement has 4 stages, and there are 3 layers"),
         (["--layers", 3, "--placement", "any"], "there are 3 layers"),
         (["--layers", 4, "--offload"], "offload needs a memory_limit"),

@@ -27,12 +27,19 @@ def test_the_text_has_the_bubble_its_causes_the_costs_and_other_schedules(traces
     rank, busy, warm_up, *_, idle, _ = re.search(r"^ +3 .*%", out, re.M)[0].split()
     assert (rank, busy, warm_up, idle) == ("3", "240", "30", "27.3")
     assert "critical path: 0F0 1F0 2F0 3F0" in out
-    assert re.search(r"^ +0 +0 +10 ± 0\S* +20 ± 0\S*$", out, re.M)
-    assert "mean ± standard deviation of 8 of each kind" in out
+    assert re.search(r"^ +0 +F +8 +10 +\S+ +10\S*$", out, re.M)
+    assert re.search(r"^ +3 +B +8 +20 +\S+ +20\S*$", out, re.M)
     assert "overlap, each" not in out  # rounding makes no overlapped pairs
-    assert "simulated with these costs: makespan 330 ms (+0.0 %), bubble 27.3 %" in out
+    assert "simulated with these costs (+0.0 %): makespan 330 ms, bubble 27.3 %" in out
     assert "recorded, measured" in out and "recorded, predicted" in out
     assert re.search(r"^zb-h1 +270 +-18.2 % +11.1 % +4 +1F1B's memory", out, re.M)
+
+
+def test_updates_of_weights_are_a_kind_of_action(ask, tmp_path):
+    """The table of times had a traceback."""
+    timeline = simulate(schedules.build("2bw", 2, 4), Costs(update=0.5, unit="s"))
+    status, out, _ = ask("trace", *write_timeline(tmp_path, timeline))
+    assert status == 0 and re.search(r"^ +0 +U +\d+ +500", out, re.M)
 
 
 def test_the_data_has_all_of_it(ask):
@@ -91,7 +98,10 @@ def test_a_weight_part_changes_schedules_that_split_backwards_only(traces, ask):
     ("words", "said"),
     [
         (recorded("gpipe"), "'Forward 0', 'Backward 0'"),
-        (ZB_V[:1], "No trace has the stages 1, 2; there are traces of rank 0 of 2"),
+        (
+            ZB_V[:1],
+            "No trace has stage 1, 2. There are traces of rank 0 of 2; pass all",
+        ),
         ([*ZB_V, ZB_V[0]], "Rank 0 has two traces"),
         ([*ZB_V, "--step", 1], "--step is 1, and the traces have 1 complete step"),
         ([*ZB_V, "--label", "("], "is no regular expression"),

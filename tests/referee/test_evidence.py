@@ -145,5 +145,18 @@ def test_the_report_says_what_was_compared():
     text = str(
         referee(a, {**a, "step/1/gradients/1.bias": a["step/1/gradients/1.bias"]})
     )
-    assert "compared: gradients of step 1, 2, …, 6; a bug elsewhere is not seen" in text
-    assert "compared: loss; a bug" in str(referee({"loss": [1.0]}, {"loss": [1.0]}))
+    assert "compared: gradients of 6 steps, 1 to 6; a bug elsewhere is not seen" in text
+
+
+@pytest.mark.parametrize(
+    ("decimals", "limit"), [(2, "2.0e-03"), (4, "1.5e-05"), (17, "1.1e-16")]
+)
+def test_equal_losses_say_below_which_digit_a_bug_is_not_seen(decimals, limit):
+    """A bug that changes less than the last printed digit gives the same log."""
+    losses = np.round(9.31 - np.linspace(0, 1.17, 20), decimals)
+    report = referee({"loss": losses}, {"loss": losses})
+    assert report.verdict is Verdict.EQUAL
+    unseen = f"a bug that changes it by less than {limit} of it, or elsewhere"
+    assert unseen in str(report) and "gradients of step 1" in report.unseen
+    near = referee({"loss": losses}, {"loss": losses * (1 + 1e-7)}, optimiser="sgd")
+    assert "compared: loss; a bug that changes it by less than" in str(near)

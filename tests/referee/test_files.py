@@ -29,9 +29,14 @@ def refusal(a, b, **options):
             GOOD,
             {"loss": GOOD["loss"]},
             "name",
-            "only A has gradients/0.weight of step 1",
+            "only A has gradients/0.weight, step 1",
         ),
-        ({"loss": [1, 2]}, {"loss": [1, 2, 3]}, "shape", "(2,) in A, (3,) in B"),
+        (
+            {"loss": [1, 2]},
+            {"loss": [1, 2, 3]},
+            "shape",
+            "loss has the shapes (2,) and (3,); expected",
+        ),
         ({"loss": [[1, 2]]}, GOOD, "shape", "one loss for each step, shape (steps,)"),
         ({"loss": [1, np.nan]}, GOOD, "not-finite", "the first is nan at (1,)"),
         (GOOD, {"loss": [np.inf]}, "not-finite", "'loss' of B has 1 values"),
@@ -42,21 +47,21 @@ def refusal(a, b, **options):
             {"microbatch/0/gradients/0.weight": [1.0]},
             {"microbatch/1/gradients/0.weight": [1.0]},
             "name",
-            "only A has gradients/0.weight of microbatch 0 of step 1; only B has",
+            "only A has gradients/0.weight, step 1, microbatch 0; only B has",
         ),
         (
             {f"microbatch/{k}/gradients/0.weight": [1.0] for k in range(3)},
             {f"microbatch/{k}/gradients/0.weight": [1.0] for k in range(2)},
             "name",
-            "only A has gradients/0.weight of microbatch 2 of step 1",
+            "only A has gradients/0.weight, step 1, microbatch 2",
         ),
         ({"step/0/gradients/w": [1.0]}, GOOD, "name", "steps count from 1"),
-        ({1: [1.0]}, GOOD, "name", "expected text"),
+        ({1: [1.0]}, GOOD, "name", "the array '1' has no kind"),
         (
             {"gradients/w": [1.0], "step/2/gradients/w": [1.0, 2.0]},
-            GOOD,
+            {"gradients/w": [1.0], "step/2/gradients/w": [1.0]},
             "shape",
-            "has the shapes (1,) and (2,); expected the same in all steps",
+            "has the shapes (1,) and (2,); expected the same in both runs, and in all",
         ),
         (lambda variation: None, GOOD, "type", "A gives NoneType; expected a mapping"),
         ({"loss": []}, {"loss": []}, "missing", "A has no numbers"),
@@ -140,5 +145,6 @@ def test_the_verb_prints_the_report_and_its_status_says_whether_a_bug_is_possibl
     data = json.loads(capsys.readouterr().out)
     assert data["verdict"] == "bug" and data["evidence"].startswith("B is 2 times A")
     assert data["first"] == "gradients/0.weight, layer 0, step 1"
+    assert data["unseen"] == "a bug elsewhere is not seen"
     assert main(["referee", a, c]) == 2
     assert "the runs record different arrays" in capsys.readouterr().err

@@ -142,6 +142,25 @@ def test_a_bug_beside_a_rounding_is_still_a_bug(mutant):
     assert referee(recorded(SMALL, "gradients"), b).verdict not in NO_BUG
 
 
+@pytest.mark.parametrize("grid", [BFLOAT16, FLOAT16], ids=lambda grid: grid.name)
+def test_two_runs_that_store_few_digits_differ_by_neighbours(grid):
+    random = np.random.default_rng(3)
+
+    def stored(plan, noise=0.0):
+        arrays = {}
+        for name, gradient in recorded(plan, "gradients").items():
+            factors = 1 + noise * random.standard_normal(gradient.shape)
+            arrays[name] = grid.rounded(gradient * factors)
+        return arrays
+
+    plan = SMALL._replace(width=32)
+    a = stored(plan)
+    assert referee(a, stored(plan, noise=1e-5)).verdict is Verdict.ROUNDING
+    assert referee(a, stored(plan, noise=1e-2)).verdict not in NO_BUG
+    for mutant in ("a missing microbatch", "mean of means"):
+        assert referee(a, stored(plan._replace(mutant=mutant))).verdict not in NO_BUG
+
+
 def test_one_wrong_value_is_no_rounding():
     a = np.random.default_rng(0).standard_normal(400).astype(np.float32)
     b = BFLOAT16.rounded(a.astype(np.float64))

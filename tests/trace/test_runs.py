@@ -103,6 +103,45 @@ def test_times_of_a_gpu_count_instead_of_those_of_its_launches(tmp_path):
     assert run.timelines[0].makespan == pytest.approx(timeline.makespan, abs=1e-4)
 
 
+def on_streams(events, has_ids):
+    """Return the events of a GPU: halves of each action on two streams, messages on a
+    third one. Between the halves, the streams are idle.
+    """
+    result = []
+    for number, it in enumerate(events, 1):
+        if "PP:" not in it["name"] or "_" in it["name"]:
+            result.append({**it, "tid": 25})
+            continue
+        third = it["dur"] / 3
+        arguments = {"External id": number} if has_ids else {}
+        for tid, start in (7, it["ts"]), (9, it["ts"] + 2 * third):
+            times = {"tid": tid, "ts": start, "dur": third, "args": arguments}
+            result.append({**it, **times})
+    return sorted(result, key=lambda it: it["tid"])
+
+
+@pytest.mark.parametrize("ranks", [2, None], ids=["job", "files"])
+def test_ranges_of_several_streams_are_one_action_by_their_external_id(ranks, tmp_path):
+    timeline = simulate(schedules.one_f_one_b(2, 4), Costs(latency=0.5, unit="s"))
+    for has_ids in (True, False):
+        paths = []
+        for rank in range(2):
+            events = on_streams(
+                events_of(timeline, rank, "gpu_user_annotation"), has_ids
+            )
+            path = tmp_path / f"rank{rank}.json"
+            job = None if ranks is None else rank
+            paths.append(write_trace(path, events, job, ranks))
+        if has_ids:
+            measured = read_run(*paths).timelines[0]
+    assert measured.makespan == pytest.approx(timeline.makespan, abs=1e-4)
+    for row, expected in zip(measured.idle_by_cause, timeline.idle_by_cause):
+        assert row["waiting"] == pytest.approx(expected["waiting"], abs=1e-4)
+    # without the ids, each half would be an action of its own
+    with pytest.raises(ScheduleError):
+        read_run(*paths)
+
+
 def test_one_file_may_have_all_ranks(tmp_path):
     """Threads are named after ranks, in another order than their numbers."""
     timeline = simulate(schedules.gpipe(3, 4), Costs(unit="s"))
@@ -288,7 +327,7 @@ def test_a_missing_rank_is_named_by_its_stage(missing, tmp_path):
     timeline = simulate(schedules.one_f_one_b(4, 4), COSTS)
     paths = write_timeline(tmp_path, timeline)
     del paths[missing]
-    with pytest.raises(ScheduleError, match=f"stage {missing}; .*of 4.") as caught:
+    with pytest.raises(ScheduleError, match=f"stage {missing}. .*of 4;") as caught:
         read_run(*paths)
     assert caught.value.problems[0].code == "missing"
 
@@ -307,7 +346,9 @@ def test_two_pipelines_are_refused_with_the_action_that_both_ran(tmp_path):
     for rank in range(2):
         path = tmp_path / f"{rank}.json"
         paths.append(write_trace(path, events_of(timeline, 0), rank, 2))
-    with pytest.raises(ScheduleError, match="Ranks 0 and 1 both ran 0F0") as caught:
+    with pytest.raises(
+        ScheduleError, match="0F0 is a duplicate of .* rank 0"
+    ) as caught:
         read_run(*paths)
     assert caught.value.problems[0].code == "duplicate"
 
@@ -385,11 +426,11 @@ def test_other_forms_of_events_give_the_same_timeline(form, tmp_path):
     assert run.timelines[0].bubble_fraction == fraction
 
 
-def test_a_label_of_pytorch_that_is_not_known_is_reported(tmp_path):
+def test_a_label_of_pytorch_that_is_no_action_is_passed_over(tmp_path):
     timeline = simulate(schedules.gpipe(1, 2), Costs(unit="s"))
     events = [*events_of(timeline, 0), event("PP:0NEW_KIND3", 6, 8)]
     run = read_run(write_trace(tmp_path / "0.json", events, 0, 1))
-    assert run.beside == ({"NEW_KIND": pytest.approx(2)},)
+    assert run.timelines[0].makespan == pytest.approx(6)
 
 
 def test_slices_among_whole_microbatches_are_refused(tmp_path):

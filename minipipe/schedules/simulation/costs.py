@@ -696,8 +696,9 @@ class Costs:
     def _number(self, name: str) -> float:
         return _SPECS[name].check(name, getattr(self, name))
 
-    def by_stage(self, name: str, num_stages: int) -> list[float]:
-        """Return the value of an attribute on each stage.
+    def by_stage(self, name: str, num_stages: int, of: str = "stage") -> list[float]:
+        """Return the value of an attribute on each stage, or on each of something else,
+        by the noun for it.
 
         Raises
         ------
@@ -710,9 +711,10 @@ class Costs:
             repeated = [value] * num_stages if isinstance(value, Real) else value
             values = list(map(as_float, repeated))
         except (TypeError, ValueError):
-            expected = "a number, or one for each stage"
+            expected = f"a number, or one for each {of}"
             raise SCHEDULE_NUMBER.refusal(name, value, expected) from None
-        _check_length(name, values, num_stages, "one number, or one for each stage")
+        expected = f"one number, or one for each {of}"
+        _check_length(name, values, num_stages, expected, of)
         return _BY_STAGE.check_items(name, value, values)
 
     def _given(self, name: str) -> Any:
@@ -772,10 +774,10 @@ def _numbers(value: Any, count: int) -> list[Any]:
 
 
 def _check_length(
-    name: str, values: Sized, count: int, expected: str = "one for each"
+    name: str, values: Sized, count: int, expected: str = "one for each", of: str = ""
 ) -> None:
     if len(values) != count:
-        of = _SPECS.get(name, _BY_STAGE).of
+        of = of or _SPECS.get(name, _BY_STAGE).of
         problem = f"{counted(len(values), 'value')} for {counted(count, of)}"
         raise misuse(f"{name} has {problem}; expected {expected}.")
 
