@@ -44,7 +44,7 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
         ``"http"``: the page posts messages to the address ``ask``. ``"worker"``: it
         sends them to ``worker.js``.
     home : str
-        The address of the site that the page links to.
+        The address of the site that the page links to, and whose theme it has.
 
     Examples
     --------
@@ -60,6 +60,7 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     link = ""
     if home:
         link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
+        link += f"<script>\n{_file('theme.js')}\n</script>"
     whole = Template(_file("editor.html")).substitute(
         names=_options(editor.draft.name),
         puzzles="".join(puzzles),
