@@ -6,6 +6,7 @@ from string import Template
 
 from minipipe.io import escaped, package_text
 from minipipe.render.editor.answering import Editor
+from minipipe.render.editor.block import PATTERNS
 from minipipe.render.editor.puzzles import PUZZLES
 from minipipe.render.html import More, as_json, page_of
 from minipipe.schedules.registry import REGISTRY, TRADES
@@ -64,6 +65,7 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     whole = Template(_file("editor.html")).substitute(
         names=_options(editor.draft.name),
         puzzles="".join(puzzles),
+        patterns="".join(f"<option>{name}</option>" for name in PATTERNS),
         home=link,
         starting=_STARTING[transport],
         first=as_json({**first, "player": None, "transport": transport}),
@@ -74,7 +76,7 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
         beside,
         below,
         style=_file("editor.css"),
-        scripts=(_file("desk.js"), _file("editor.js")),
+        scripts=tuple(map(_file, ("desk.js", "block.js", "editor.js"))),
         policy="; connect-src 'self'; worker-src 'self'",
     )
     return page_of((editor.sight.panel,), first["player"], "Build a schedule", (), more)
