@@ -334,6 +334,21 @@ assert middle.bubble_fraction == 0
 # Every period has the same pattern, with all microbatch numbers one higher. Each rank
 # uses all of its six slots: two F, two I and two W.
 #
+# The timetable of one microbatch, W included, is the *building block* of the schedule.
+# `schedules.BuildingBlock` takes it from a schedule, predicts the memory from it alone,
+# as you did above, and repeats it:
+
+# %%
+block = schedules.BuildingBlock.of(schedules.v_half(num_ranks=4, num_microbatches=48))
+print(block.to_text())
+print(f"predicted peaks: {block.peak_activations}")
+assert block.peak_activations == simulate(block.unrolled(24)).peak_activations
+assert block.peak_activations == (6, 6, 6, 6) and block.interval == 6
+
+# %% [markdown]
+# In the playground of the site, or with `minipipe edit`, you can move the actions of a
+# block by hand and watch the prediction.
+#
 # Here is a whole step of 8 microbatches. W makes the lifetimes a little longer:
 
 # %%

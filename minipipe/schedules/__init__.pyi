@@ -44,6 +44,7 @@ from minipipe.schedules.sequential import forward_only as forward_only
 from minipipe.schedules.sequential import forward_only_over as forward_only_over
 from minipipe.schedules.sequential import one_microbatch as one_microbatch
 from minipipe.schedules.sequential import sequential as sequential
+from minipipe.schedules.simulation.building_block import BuildingBlock as BuildingBlock
 from minipipe.schedules.simulation.comparison import sweep as sweep
 from minipipe.schedules.simulation.comparison import table as table
 from minipipe.schedules.simulation.comparison import tradeoff as tradeoff

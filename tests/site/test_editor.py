@@ -340,6 +340,102 @@ def test_a_puzzle_has_a_par_that_is_reached_and_not_beaten(desk):
     desk.expect(page.locator("#cost-F")).to_be_enabled()
 
 
+def cells(desk):
+    """Return the table of the comparison."""
+    rows = desk.page.locator("#par-table tbody tr").all()
+    return [row.locator("th, td").all_text_contents() for row in rows]
+
+
+def test_a_schedule_is_compared_with_par_and_an_edit_ends_the_comparison(desk):
+    desk.open(Draft.of(SMALL))
+    desk.page.click("#par")
+    said = desk.page.locator("#par-said")
+    desk.expect(said).to_have_text(
+        "Par is 7 units, which is proved. Yours takes 2 units more."
+    )
+    named = {name: rest for name, *rest in cells(desk)}
+    assert named["yours"] == ["9 units", "33.3 %", "2, 1", ""]
+    assert named["lower bound"] == ["7 units", "14.3 %", "at most 2", "work"]
+    assert named["best found"][0] == named["zb-h1"][0] == "7 units"
+    desk.page.click("#take")
+    desk.shows("gap", "none: optimal")
+    desk.expect(desk.page.locator("#par-table")).to_be_hidden()
+    desk.expect(said).to_have_text("")
+    desk.page.click("#par")
+    desk.expect(said).to_contain_text("Yours reaches it.")
+
+
+# -- building blocks -------------------------------------------------------------------
+
+
+def box(desk, name):
+    return desk.page.locator(f"[data-box='{name}']")
+
+
+def begin(desk, pattern):
+    desk.page.select_option("#pattern", pattern)
+    desk.page.click("#begin-block")
+    desk.expect(desk.page.locator("#block .placed").first).to_be_visible()
+
+
+def test_a_block_is_moved_by_keys_predicted_and_repeated(desk):
+    begin(desk, "1f1b")
+    page, said = desk.page, desk.page.locator("#block-said")
+    text = page.locator("#block-text")
+    desk.expect(text).to_have_value("rank 0: 0F@0 0B@4\nrank 1: 1F@1 1B@2\n")
+    predicted = page.locator("#block-memory tbody tr")
+    desk.expect(predicted.first).to_have_text("rank 06 / 322")
+    box(desk, "0B").focus()
+    page.keyboard.press("ArrowRight")
+    desk.expect(said).to_contain_text("Two actions need rank 0 at 6")
+    desk.expect(page.locator("#repeat")).to_be_disabled()
+    desk.expect(box(desk, "0B")).to_be_focused()
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)  # before Python has answered
+    desk.expect(said).to_contain_text("It can be repeated.")
+    desk.expect(text).to_have_value(re.compile("0B@7"))
+    desk.expect(predicted.first).to_contain_text("9 / 3")
+    page.fill("#repeats", "5")
+    page.click("#repeat")
+    desk.says("The block predicts peaks of 3, 1.")
+    desk.shows("peak activations by rank", "3, 1")
+    content, name = desk.download("csv")
+    assert name == "block.csv"
+    assert simulate(Schedule.from_csv(content)).peak_activations == (3, 1)
+    page.click("#undo")
+    desk.has("0F0 0F1", "1F0 1B0")
+
+
+def test_a_box_of_a_block_is_dragged(desk):
+    begin(desk, "")
+    page = desk.page
+    desk.expect(page.locator("#block-said")).to_contain_text("Two actions need rank 0")
+    box(desk, "0W").scroll_into_view_if_needed()
+    place = box(desk, "0W").bounding_box()
+    at = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    page.mouse.move(*at)
+    page.mouse.down()
+    page.mouse.move(at[0] - 1.1 * place["width"], at[1], steps=3)
+    page.mouse.up()
+    desk.expect(page.locator("#block-text")).to_have_value(re.compile("0W@3"))
+    # the text is the block, and another interval or text is read at once
+    page.fill("#interval", "6")
+    page.fill("#block-text", "0F@0 0B@4\n1F@1 1B@2")
+    desk.expect(page.locator("#block-said")).to_contain_text("In each 6 units")
+    page.fill("#block-text", "0F@0 0B\n1F@1 1B@2")
+    desk.expect(page.locator("#block-said.refused")).to_contain_text("Line 1, cell 2")
+    desk.expect(page.locator("#repeat")).to_be_disabled()
+    desk.has("0F0 0F1", "1F0 1B0")
+
+
+def test_other_costs_give_a_block_other_times(desk):
+    begin(desk, "zb-h1")
+    desk.expect(desk.page.locator("#block-said")).to_contain_text("In each 3 units")
+    desk.page.locator("#cost-W").focus()
+    desk.page.keyboard.press("ArrowRight")
+    desk.expect(desk.page.locator("#block-said.refused")).to_contain_text("Two actions")
+
+
 # -- leaving ---------------------------------------------------------------------------
 
 
@@ -435,6 +531,9 @@ def test_on_a_phone_one_builds_with_a_finger_and_nothing_is_wider_than_it(new_de
         desk.expect(desk.choice(action)).to_have_class("choice ready")
         desk.choice(action).tap()
     desk.says("You built 1f1b")
+    begin(desk, "v-half")
+    page.tap("#par")
+    desk.expect(page.locator("#par-said")).to_contain_text("Par is")
     assert (page.evaluate(WIDEST), page.evaluate(SMALL_TARGETS)) == (375, [])
 
 
@@ -445,6 +544,9 @@ def test_axe_finds_nothing_wrong_whether_refused_or_offered(new_desk):
     ).Axe()
     desk = new_desk()
     desk.open(HALF.without_last(0))
+    begin(desk, "v-min")
+    desk.page.click("#par")
+    desk.expect(desk.page.locator("#par-table")).to_be_visible()
     desk.choice("1B1").click()
     desk.says("1B1 comes before 1F1", is_refused=True)
     desk.page.fill("#text", "0B0")

@@ -247,3 +247,61 @@ def test_the_player_in_a_page_has_the_theme_that_is_chosen_there(chromium, addre
         page.locator(f".theme-change-button[data-mode={mode}]:visible").click()
         expect(body).to_have_css("background-color", css(theme.ground))
     page.context.close()
+
+
+def chosen(page, mode):
+    """Choose a theme in the header of a page of the site."""
+    page.locator(".theme-switch-button:visible").click()
+    page.locator(f".theme-change-button[data-mode={mode}]:visible").click()
+
+
+def test_the_playground_has_the_theme_of_the_site_also_while_it_is_open(
+    chromium, address
+):
+    expect = pytest.importorskip(
+        "playwright.sync_api", reason="needs Chromium (pip install playwright)"
+    ).expect
+    context = chromium.new_context(color_scheme="light")
+    page, playground = context.new_page(), context.new_page()
+    page.goto(f"{address}/index.html")
+    playground.goto(f"{address}/playground/index.html")
+    body = playground.locator("body")
+    picture = "document.querySelector('.chart canvas').toDataURL()"
+    drawn = {"light": playground.evaluate(picture)}
+    expect(body).to_have_css("background-color", css(LIGHT.ground))
+    for mode, theme in (("dark", DARK), ("light", LIGHT), ("dark", DARK)):
+        chosen(page, mode)
+        expect(body).to_have_css("background-color", css(theme.ground))
+        expect(playground.locator("html")).to_have_css("color-scheme", mode)
+        playground.evaluate("new Promise((done) => setTimeout(done, 300))")
+        assert drawn.setdefault(mode, playground.evaluate(picture)) == (
+            playground.evaluate(picture)
+        )
+    assert drawn["light"] != drawn["dark"]  # the chart is drawn anew
+    playground.reload()  # before Python has started, too
+    expect(body).to_have_css("background-color", css(DARK.ground))
+    playground.emulate_media(media="print")
+    expect(body).to_have_css("background-color", css(LIGHT.ground))
+    playground.emulate_media(media="screen")
+    chosen(page, "auto")
+    expect(body).to_have_css("background-color", css(LIGHT.ground))
+    playground.emulate_media(color_scheme="dark")
+    expect(body).to_have_css("background-color", css(DARK.ground))
+    context.close()
+
+
+def test_the_playground_has_a_theme_that_was_chosen_before_the_reader_came_back(
+    chromium, address
+):
+    expect = pytest.importorskip(
+        "playwright.sync_api", reason="needs Chromium (pip install playwright)"
+    ).expect
+    page = chromium.new_context(color_scheme="light").new_page()
+    page.goto(f"{address}/playground/index.html")
+    page.locator(".home a").click()
+    page.wait_for_url("**/index.html")
+    chosen(page, "dark")
+    page.go_back()
+    expect(page.locator("#said")).to_be_visible()
+    expect(page.locator("body")).to_have_css("background-color", css(DARK.ground))
+    page.context.close()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
 from math import inf
@@ -31,22 +30,25 @@ from minipipe.errors import (
     quoted,
 )
 from minipipe.io import json_value, parse_json, write_whole
+from minipipe.render.editor.block import PATTERNS, block_data, block_like
 from minipipe.render.editor.draft import Draft, check_size
 from minipipe.render.editor.drawing import Sight
+from minipipe.render.editor.par import Par, named_drafts
 from minipipe.render.editor.puzzles import PUZZLES
 from minipipe.render.editor.sharing import packed, unpacked
-from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.registry import REGISTRY, TRADES, build, spelled
+from minipipe.schedules.analysis.workload import Objective, Workload
+from minipipe.schedules.registry import TRADES, build, spelled
+from minipipe.schedules.simulation.building_block import BuildingBlock
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.timeline import by_rank
 from minipipe.search.clock import schedule_of
 from minipipe.search.gallery import known_bound
-from minipipe.search.heuristic import Search
+from minipipe.search.heuristic import Search, SearchState
 
 _LIMIT = SCHEDULE_COUNT._replace(maximum=10**9)  # of pairs that a rank holds
 _SECONDS = Spec(float, above=0, maximum=1, advice="Search longer with another message.")
 _TIME = Spec(float, minimum=-inf, maximum=inf, expected="a number", code="type")
 _PLACE = re.compile(r"Line (\d+), cell (\d+): ")
-_MOST_RECOGNISED = 1600  # actions: as many as 8 ranks and 64 microbatches have
 Answer = dict[str, Any]
 
 
@@ -87,8 +89,7 @@ class Editor:
         self.file = file
         self.search: Search | None = None
         self._sight: Sight | None = None
-        # The sizes of the last comparison, and the named schedules of these sizes.
-        self._named: tuple[Any, dict[str, Any]] = None, {}
+        self._par: Par | None = None
 
     # -- messages and answers ----------------------------------------------------------
 
@@ -342,21 +343,10 @@ class Editor:
         raise ScheduleError.of(Code.PLACEMENT, message)
 
     def _named_like(self, draft: Draft) -> list[str]:
-        """Return the named schedules with the rows of a draft, unless it is so long
-        that building all takes long.
-        """
-        if len(draft.actions) > _MOST_RECOGNISED:
-            return []
-        ranks = len(draft.rows)
-        stages = len(draft.placement)
-        chunks: int | None = None
-        if stages > ranks:
-            chunks = stages // ranks
-        sizes = (ranks, draft.num_microbatches, chunks)
-        if self._named[0] != sizes:
-            self._named = sizes, _built_as(*sizes)
+        """Return the named schedules with the rows of a draft."""
         table = (draft.placement, draft.rows)
-        return [name for name, built in self._named[1].items() if built == table]
+        named = named_drafts(draft.placement, draft.num_microbatches)
+        return [name for name, it in named.items() if (it.placement, it.rows) == table]
 
     # -- settings ----------------------------------------------------------------------
 
@@ -405,22 +395,36 @@ class Editor:
         """Search for a number of seconds, at most 1, and report progress; a further
         message continues.
         """
-        _SECONDS.check("seconds", seconds)
         draft = self.draft
         workload = self.costs.workload(
             draft.placement, draft.num_microbatches, self.limit
         )
-        if again or self.search is None or self.search.problem.workload != workload:
-            bound = known_bound(workload, Objective.MAKESPAN)
-            self.search = Search(workload, Objective.MAKESPAN, bound.value, seed=0)
+        best = self._searched(workload, seconds, again)
         search = self.search
-        best = search.run(float("inf"), seconds)
+        assert search is not None  # it has begun
         is_best = best.value <= search.bound * (1 + 1e-9)
         tried = f"{search.evaluations:,} schedules"
         said = f"Makespan {best.value:g} after {tried}; the bound is {search.bound:g}"
         if is_best:
             said += ": none is shorter"
         return _answer(f"{said}.", isDone=is_best)
+
+    def _searched(self, work: Workload, seconds: float, again: bool) -> SearchState:
+        """Begin or continue the search, and return its best."""
+        _SECONDS.check("seconds", seconds)
+        if again or self.search is None or self.search.problem.workload != work:
+            bound = known_bound(work, Objective.MAKESPAN)
+            self.search = Search(work, Objective.MAKESPAN, bound.value, seed=0)
+        return self.search.run(inf, seconds)
+
+    def do_par(self, seconds: float, again: bool = False) -> Answer:
+        """Compare the draft with named schedules, the lower bound and the best of a
+        search, which a further message continues.
+        """
+        best = self._searched(self.sight.workload, seconds, again)
+        if self._par is None or self._par.sight is not self.sight:
+            self._par = Par(self.sight)
+        return _answer(**self._par.compared(best, bool(self.puzzle)))
 
     def do_take(self) -> Answer:
         """Take the best schedule that the search has found."""
@@ -433,6 +437,34 @@ class Editor:
         self._check_fits_puzzle(draft)
         self.halves = True
         return self._change(draft, f"Found by {self.search.best.found_by}.")
+
+    # -- building blocks ---------------------------------------------------------------
+
+    def do_pattern(self, name: str = "") -> Answer:
+        """Return the block of a named schedule, or a single microbatch."""
+        Spec(str, choices=("", *PATTERNS)).check("The pattern", name)
+        block = block_like(self.draft, name, self.costs)
+        return _answer("", block=block_data(block))
+
+    def do_block(self, text: str, interval: float) -> Answer:
+        """Return what a block predicts."""
+        block = BuildingBlock.from_text(text, interval, self.costs)
+        return _answer("", block=block_data(block))
+
+    def do_repeat(self, text: str, interval: float, microbatches: int) -> Answer:
+        """Take the schedule that repeats a block."""
+        block = BuildingBlock.from_text(text, interval, self.costs)
+        SCHEDULE_COUNT.check("microbatches", microbatches)
+        check_size(len(block.placement), microbatches)
+        draft = Draft.of(block.unrolled(microbatches))
+        self._check_fits_puzzle(draft)
+        if (problem := draft.problem(self.limit)) is not None:
+            raise ScheduleError([problem])
+        self.halves = _has_halves(draft)
+        predicted = by_rank(block.peak_activations)
+        return self._change(
+            draft, f"Repeated. The block predicts peaks of {predicted}."
+        )
 
     # -- leaving -----------------------------------------------------------------------
 
@@ -494,15 +526,3 @@ def _in_text(text: str, problem: Problem) -> list[int] | None:
     if problem.rank < len(lines):
         return [lines[problem.rank], problem.step + 1]
     return None
-
-
-def _built_as(ranks: int, microbatches: int, chunks: int | None) -> dict[str, Any]:
-    """Return, by name, the placement and the rows of all named schedules that can have
-    these sizes.
-    """
-    tables = {}
-    for name in REGISTRY:
-        with suppress(ScheduleError):
-            built = build(name, ranks, microbatches, chunks)
-            tables[name] = built.placement, built.actions
-    return tables

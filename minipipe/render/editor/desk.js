@@ -32,11 +32,11 @@ class Desk {
     this.isBusy = false;
   }
 
-  /** Resolves to the answer, or to null if a later message of the same kind, costs or text, replaces this one. */
+  /** Resolves to the answer, or to null if a later message of the same kind, costs, text or block, replaces this one. */
   ask(message) {
     return new Promise((resolve, reject) => {
       const last = this.queue[this.queue.length - 1];
-      if (last && last.message.do === message.do && ["costs", "text"].includes(message.do)) this.queue.pop().resolve(null);
+      if (last && last.message.do === message.do && ["costs", "text", "block"].includes(message.do)) this.queue.pop().resolve(null);
       this.queue.push({ message, resolve, reject });
       this.next();
     });

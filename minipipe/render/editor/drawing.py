@@ -17,7 +17,7 @@ from minipipe.render.html import legend, player_data
 from minipipe.render.panel import Panel
 from minipipe.render.svg import draw_svg
 from minipipe.schedules.analysis.bounds import Bound
-from minipipe.schedules.analysis.workload import Objective, fits
+from minipipe.schedules.analysis.workload import Objective, Workload, fits
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import TIMES_TOO_LARGE, simulate
@@ -78,39 +78,50 @@ class Sight:
         return self.timeline.held_activations[rank][placed - 1]
 
     @cached_property
-    def bound(self) -> Bound:
-        """A lower bound on the makespan: within the limit or, without a limit, the peak
-        of a finished draft.
+    def workload(self) -> Workload:
+        """The work within the limit or, without a limit, the peak of a finished
+        draft.
         """
         limit = self.limit or inf
         if self.limit is None and self.is_finished:
             limit = max(self.timeline.peak_activations)
-        workload = workload_of(self.draft.whole, self.costs, limit)
-        bound = known_bound(workload, Objective.MAKESPAN)
+        return workload_of(self.draft.whole, self.costs, limit)
+
+    @cached_property
+    def bound(self) -> Bound:
+        """A lower bound on the makespan of the workload."""
+        bound = known_bound(self.workload, Objective.MAKESPAN)
         if not bound.value < inf:
             raise misuse(TIMES_TOO_LARGE)
         return bound
+
+    @property
+    def peaks(self) -> list[int]:
+        """The most pairs that each rank holds during its placed actions."""
+        every = zip(self.timeline.held_activations, self.draft.rows)
+        return [max(held[: len(row)], default=0) for held, row in every]
+
+    @property
+    def idle(self) -> float:
+        """The fraction of the time until the last end that ranks are idle."""
+        if not self.end:
+            return 0.0
+        busy = 0.0
+        for spans, row in zip(self.timeline.spans, self.draft.rows):
+            busy += sum(span.end - span.start for span in spans[: len(row)])
+        return max(0.0, 1 - busy / (len(self.ends) * self.end))
 
     @cached_property
     def figures(self) -> list[tuple[str, str]]:
         """Figures with their names."""
         unit = self.timeline.unit
-        busy = 0.0
-        peaks = []
-        every = self.timeline.held_activations
-        for spans, held, row in zip(self.timeline.spans, every, self.draft.rows):
-            busy += sum(span.end - span.start for span in spans[: len(row)])
-            peaks.append(max(held[: len(row)], default=0))
-        idle = 0.0
-        if self.end:
-            idle = max(0.0, 1 - busy / (len(self.ends) * self.end))
-        peak = by_rank(peaks)
+        peak = by_rank(self.peaks)
         # The limit counts pairs; on ranks with one stage these are microbatches.
         if self.timeline.pairs_per_microbatch != 1:
             peak += " (stage, microbatch) pairs"
         end = format_time(self.end, unit)
         figures = [
-            ("bubble", f"{100 * idle:.1f} %"),
+            ("bubble", f"{100 * self.idle:.1f} %"),
             ("peak activations by rank", peak),
             ("bound", f"{format_time(self.bound.value, unit)} ({self.bound.name})"),
         ]

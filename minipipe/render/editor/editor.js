@@ -3,13 +3,14 @@
 const COSTS = ["F", "I", "W", "latency"];
 const PAUSE = 250; // milliseconds without a key, after which a text is read
 const SLICE = 0.15; // seconds of a search between two answers
-const PATIENCE = 30; // seconds of a whole search
+const PATIENCE = { search: 30, par: 5 }; // seconds of a whole search
+const RESULTS = { search: "found", par: "par-said" }; // where it is said
 
 const part = (id) => document.getElementById(id);
 
 class Editor {
   constructor(player, first) {
-    Object.assign(this, { player, desk: new Desk(first.transport), isSearching: false, pointer: null, shown: null });
+    Object.assign(this, { player, desk: new Desk(first.transport), searching: null, pointer: null, shown: null, watchers: [] });
     this.show({ ...first, said: part("said").textContent });
     for (const each of document.querySelectorAll(".desk")) each.disabled = true;
     this.start();
@@ -57,6 +58,7 @@ class Editor {
     if (answer.offers) this.offer(answer.offers);
     if (!answer.choices) return;
     this.shown = answer;
+    this.showPar({ table: [], said: "" });
     if (answer.player) this.player.take(answer.player);
     part("offers").hidden = true;
     document.querySelector(".chart").setAttribute("aria-label", `Chart of ${this.player.timelines[0].name}; the table below says the same`);
@@ -67,6 +69,7 @@ class Editor {
     if (verb !== "text") this.showText(answer.text);
     this.showCan(answer);
     write(part("bound"), `Why not shorter: ${answer.bound}`);
+    for (const watch of this.watchers) watch(answer);
   }
 
   showFigures(figures) {
@@ -197,23 +200,42 @@ class Editor {
     if (word) part("text").setSelectionRange(before + label + word.index, before + label + word.index + word[0].length);
   }
 
-  async search() {
-    this.isSearching = !this.isSearching;
+  /** Searches, by itself or for par, until there is nothing left to find, or it is pressed again. */
+  async search(verb) {
+    this.searching = this.searching === verb ? null : verb;
     this.showSearching();
     const begun = performance.now();
-    for (let again = true; this.isSearching; again = false) {
-      const answer = await this.ask({ do: "search", seconds: SLICE, again });
-      if (!("isDone" in answer)) this.isSearching = false;
-      else write(part("found"), answer.said);
-      part("take").disabled = !("isDone" in answer);
-      if (answer.isDone || performance.now() - begun > 1000 * PATIENCE) this.isSearching = false;
+    for (let again = true; this.searching === verb; again = false) {
+      const answer = await this.ask({ do: verb, seconds: SLICE, again });
+      if (this.searching !== verb) return;
+      if ("isDone" in answer) this.showFound(verb, answer);
+      const isOver = !("isDone" in answer) || answer.isDone || performance.now() - begun > 1000 * PATIENCE[verb];
+      if (isOver) this.searching = null;
     }
     this.showSearching();
   }
 
+  showFound(verb, answer) {
+    part("take").disabled = false;
+    if (verb === "par") this.showPar(answer);
+    else write(part(RESULTS[verb]), answer.said);
+  }
+
+  showPar({ table, said }) {
+    write(part("par-said"), said);
+    part("par-table").hidden = !table.length;
+    part("par-table").tBodies[0].replaceChildren(...table.map((cells) => {
+      const row = tableRow(cells);
+      if (cells[0] === "yours") row.className = "yours";
+      return row;
+    }));
+  }
+
   showSearching() {
-    write(part("search"), this.isSearching ? "Stop" : "Search");
-    part("search").setAttribute("aria-pressed", this.isSearching);
+    for (const [verb, label] of [["search", "Search"], ["par", "Compare with par"]]) {
+      write(part(verb), this.searching === verb ? "Stop" : label);
+      part(verb).setAttribute("aria-pressed", this.searching === verb);
+    }
   }
 
   async exportAs(format) {
@@ -250,7 +272,8 @@ function listenToDesk(editor) {
     empty: () => editor.ask({ do: "empty" }),
     save: () => editor.ask({ do: "save" }),
     there: () => editor.goToPlace(),
-    search: () => editor.search(),
+    search: () => editor.search("search"),
+    par: () => editor.search("par"),
     take: () => editor.ask({ do: "take" }),
     share: () => editor.share(),
   };
@@ -337,5 +360,6 @@ function listenToRanks(editor) {
 foldOnPhones();
 const editor = new Editor(player, JSON.parse(part("shown").textContent));
 listenToDesk(editor);
+listenToBlock(new BlockDesk(editor));
 listenToPresses(editor);
 listenToRanks(editor);

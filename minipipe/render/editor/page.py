@@ -6,6 +6,7 @@ from string import Template
 
 from minipipe.io import escaped, package_text
 from minipipe.render.editor.answering import Editor
+from minipipe.render.editor.block import PATTERNS
 from minipipe.render.editor.puzzles import PUZZLES
 from minipipe.render.html import More, as_json, page_of
 from minipipe.schedules.registry import REGISTRY, TRADES
@@ -44,7 +45,7 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
         ``"http"``: the page posts messages to the address ``ask``. ``"worker"``: it
         sends them to ``worker.js``.
     home : str
-        The address of the site that the page links to.
+        The address of the site that the page links to, and whose theme it has.
 
     Examples
     --------
@@ -60,9 +61,11 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     link = ""
     if home:
         link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
+        link += f"<script>\n{_file('theme.js')}\n</script>"
     whole = Template(_file("editor.html")).substitute(
         names=_options(editor.draft.name),
         puzzles="".join(puzzles),
+        patterns="".join(f"<option>{name}</option>" for name in PATTERNS),
         home=link,
         starting=_STARTING[transport],
         first=as_json({**first, "player": None, "transport": transport}),
@@ -73,7 +76,7 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
         beside,
         below,
         style=_file("editor.css"),
-        scripts=(_file("desk.js"), _file("editor.js")),
+        scripts=tuple(map(_file, ("desk.js", "block.js", "editor.js"))),
         policy="; connect-src 'self'; worker-src 'self'",
     )
     return page_of((editor.sight.panel,), first["player"], "Build a schedule", (), more)

@@ -377,11 +377,15 @@ def _title(panels: Sequence[Panel]) -> str:
 
 
 def _themes() -> str:
-    """Return the colours as CSS: light, or dark on screens with that preference."""
+    """Return the colours as CSS: light, or dark on screens with that preference. A
+    theme of the page comes before the preference.
+    """
     hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
-    light, dark = (f":root {{ {_variables(theme)} }}" for theme in (LIGHT, DARK))
-    on_dark = f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}"
-    return f"{light}\n{on_dark}\n{hatches}"
+    light, dark = map(_variables, (LIGHT, DARK))
+    by_page = f':root[data-theme="dark"] {{ {dark} }}'
+    by_system = f':root:not([data-theme="light"]) {{ {dark} }}'
+    by_system = f"@media (prefers-color-scheme: dark) {{ {by_system} }}"
+    return f":root {{ {light} }}\n@media screen {{ {by_page} {by_system} }}\n{hatches}"
 
 
 def _variables(theme: Theme) -> str:

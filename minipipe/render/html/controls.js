@@ -91,6 +91,8 @@ function listenToPointer(player) {
 function listenToSurroundings(player) {
   new ResizeObserver(() => player.resize()).observe(player.parts.scroller);
   player.dark.addEventListener("change", () => player.changeLook());
+  const themes = new MutationObserver(() => player.changeLook());
+  themes.observe(document.documentElement, { attributeFilter: ["data-theme"] });
   addEventListener("beforeprint", () => player.changeLook(true));
   addEventListener("afterprint", () => player.changeLook(false));
 }

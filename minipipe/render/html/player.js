@@ -183,11 +183,17 @@ class Player {
     this.applyView();
   }
 
+  /** Whether the page is dark: by its theme, if it has one, or as the system prefers. */
+  get isDark() {
+    const { theme } = document.documentElement.dataset;
+    return theme ? theme === "dark" : this.dark.matches;
+  }
+
   changeLook(isPrinting = this.isPrinting) {
     this.isPrinting = isPrinting;
     for (const chart of this.charts) chart.isForPaper = isPrinting;
     this.ratio = isPrinting ? 3 : Math.max(1, devicePixelRatio);
-    this.look = new Look(this.data, this.dark.matches && !isPrinting, this.ratio);
+    this.look = new Look(this.data, this.isDark && !isPrinting, this.ratio);
     this.drawPlansSoon();
     if (isPrinting) this.draw(performance.now());
   }

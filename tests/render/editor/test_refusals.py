@@ -79,6 +79,7 @@ TEXTS = [
         "x" * 200_000 + ",",
         "0F0 0F1 0I0 0W0 0I1 0W1",
     ),
+    *("0F@0 0B@5\n1F@1 1B@2", "0F@0 0B@1e308\n1F@1 1B@2", "0F@0 0B@1"),
     *("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n2F0 2B0 2F1 2B1", "(0F1;0B0)OVERLAP_F_B"),
 ]
 FRAGMENTS = [
@@ -144,6 +145,10 @@ ARGUMENTS = {
     "costs": ["costs"],
     "limit": ["limit"],
     "search": ["seconds", "again"],
+    "par": ["seconds", "again"],
+    "pattern": ["name"],
+    "block": ["text", "interval"],
+    "repeat": ["text", "interval", "microbatches"],
     "take": [],
     "share": [],
     "export": ["form"],
@@ -176,7 +181,7 @@ def state(editor):
     kept = {
         name: value
         for name, value in vars(editor).items()
-        if name not in ("_sight", "_named", "search")
+        if name not in ("_sight", "_par", "search")
     }
     return kept, editor.ask('{"do":"show"}'), draw_editor(editor, "http")
 
