@@ -9,6 +9,7 @@ from operator import add
 from typing import Any
 
 from minipipe.core.autograd import backend
+from minipipe.core.autograd.host import numbers
 from minipipe.core.errors import MicrobatchError, TensorError
 from minipipe.core.execution.payload import Payload
 from minipipe.core.tensor import Tensor, record
@@ -35,8 +36,6 @@ class Objective:
         By microbatch, on the rank of the last stage.
     shares : list of float
         The weight of each microbatch in the loss of the batch.
-    losses : dict of int to float
-        By microbatch.
     outputs : dict of int to Payload
         By microbatch, if they are kept.
     """
@@ -46,7 +45,7 @@ class Objective:
         self.scale = 1.0
         self.targets: Sequence[Payload] | None = None
         self.shares: list[float] = []
-        self.losses: dict[int, float] = {}
+        self._losses: dict[int, Any] = {}
         self.outputs: dict[int, Payload] = {}
 
     def __call__(self, microbatch: int, outputs: Any) -> tuple[Tensor | None, float]:
@@ -59,7 +58,14 @@ class Objective:
         targets = None if self.targets is None else self.targets[microbatch]
         loss = self.compared(outputs, targets)
         # read outside the captured computation
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())
+        return loss, self.note(microbatch, backend.number(loss.data))
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The losses by microbatch. Those on a device are read here, all at once."""
+        kept = [k for k, loss in self._losses.items() if type(loss) is not float]
+        self._losses.update(zip(kept, numbers([self._losses[k] for k in kept])))
+        return self._losses
 
     def compared(self, outputs: Any, targets: Payload | None) -> Tensor:
         """Return the loss of outputs: a tensor with one element.
@@ -82,11 +88,11 @@ class Objective:
         message = "The loss must be a tensor with one element, the mean; it is"
         raise TensorError("shape", f"{message} {result}.")
 
-    def note(self, microbatch: int, loss: float) -> float:
-        """Note the loss of a microbatch; return the gradient with which its backward
-        begins.
+    def note(self, microbatch: int, loss: Any) -> float:
+        """Note the loss of a microbatch, a number or an array of a device; return the
+        gradient with which its backward begins.
         """
-        self.losses[microbatch] = loss
+        self._losses[microbatch] = loss
         return self.shares[microbatch] * self.scale
 
     def numbers(self) -> list[float]:
@@ -96,12 +102,12 @@ class Objective:
         """
         total = 0.0
         losses = []
-        for k in sorted(self.losses):
-            losses.append(self.losses[k])
+        for k, loss in sorted(self.losses.items()):
+            losses.append(loss)
             # A microbatch that does not count may have a loss that is not a number,
             # such as a mean over nothing.
             if self.shares[k]:
-                total += self.shares[k] * self.losses[k]
+                total += self.shares[k] * loss
         return [total, *losses]
 
 

@@ -214,7 +214,7 @@ class Captured:
         for name, own, each in zip(self.parameters, static, given):
             if name.startswith("out"):
                 each[...] = own
-        return result
+        return result.copy() if isinstance(result, device.Array) else result
 
     def _own(self, value):
         if isinstance(value, tuple):
