@@ -7,7 +7,15 @@ import array_api_strict
 import numpy as np
 import pytest
 
-from minipipe import Microbatches, Pipeline, Replicated, nn, optim, spawn
+from minipipe import (
+    Microbatches,
+    Pipeline,
+    Replicated,
+    functional,
+    nn,
+    optim,
+    spawn,
+)
 from minipipe.core.autograd import backend, host
 from minipipe.core.objective import Objective
 from minipipe.errors import ArgumentError, TensorError
@@ -265,3 +273,39 @@ def test_replicated_arrays_and_microbatches_of_a_device_keep_their_values():
 def test_an_array_of_another_dtype_than_its_source_is_not_known():
     whole = samples(np.ones((2, 2)), "inputs", dtype=np.float32, xp=device).parts[0]
     assert host.known(whole.arrays[0]) is whole.arrays[0]
+
+
+def test_muon_waits_for_no_norm():
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    layers.initialise(0)
+    found = []
+    for xp in (np, device, array_api_strict):
+        layers.initialise(0)
+        layers.to(xp)
+        optimiser = optim.Muon(layers.parameters(), 0.1)
+        for parameter in layers.parameters():
+            gradient = np.arange(parameter.size, dtype=np.float32) / 7
+            parameter.grad = backend.moved(gradient.reshape(parameter.shape), xp)
+        with counted() as counts:
+            optimiser.step()
+            assert counts["read"] == 0
+        found.append([backend.to_numpy(p.data) for p in layers.parameters()])
+    for others in found[1:]:
+        for values, expected in zip(others, found[0], strict=True):
+            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_mask_of_a_batch_is_checked_on_the_host(wrong):
+    x = device.asarray(np.ones((1, 4, 8), np.float32))
+    source = np.array([[1, 1, 2 if wrong else 0, 1]])
+    mask = device.asarray(source)
+    host.note_source(mask, source)
+    with counted() as counts:
+        try:
+            functional.attention(x, x, x, mask=mask)
+        except TensorError as error:
+            assert wrong and "numbers other than 0 and 1" in str(error)
+        else:
+            assert not wrong
+        assert counts["read"] == 0
