@@ -36,6 +36,8 @@ class Objective:
         By microbatch, on the rank of the last stage.
     shares : list of float
         The weight of each microbatch in the loss of the batch.
+    losses : dict of int to float
+        By microbatch; on a device arrays, until :meth:`read_losses`.
     outputs : dict of int to Payload
         By microbatch, if they are kept.
     """
@@ -45,7 +47,7 @@ class Objective:
         self.scale = 1.0
         self.targets: Sequence[Payload] | None = None
         self.shares: list[float] = []
-        self._losses: dict[int, Any] = {}
+        self.losses: dict[int, Any] = {}
         self.outputs: dict[int, Payload] = {}
 
     def __call__(self, microbatch: int, outputs: Any) -> tuple[Tensor | None, float]:
@@ -60,12 +62,10 @@ class Objective:
         # read outside the captured computation
         return loss, self.note(microbatch, backend.number(loss.data))
 
-    @property
-    def losses(self) -> dict[int, float]:
-        """The losses by microbatch. Those on a device are read here, all at once."""
-        kept = [k for k, loss in self._losses.items() if type(loss) is not float]
-        self._losses.update(zip(kept, numbers([self._losses[k] for k in kept])))
-        return self._losses
+    def read_losses(self) -> dict[int, float]:
+        """Return the losses by microbatch. Those on a device are read, all at once."""
+        self.losses.update(zip(self.losses, numbers([*self.losses.values()])))
+        return self.losses
 
     def compared(self, outputs: Any, targets: Payload | None) -> Tensor:
         """Return the loss of outputs: a tensor with one element.
@@ -92,7 +92,7 @@ class Objective:
         """Note the loss of a microbatch, a number or an array of a device; return the
         gradient with which its backward begins.
         """
-        self._losses[microbatch] = loss
+        self.losses[microbatch] = loss
         return self.shares[microbatch] * self.scale
 
     def numbers(self) -> list[float]:
@@ -102,6 +102,8 @@ class Objective:
         """
         total = 0.0
         losses = []
+        if {*map(type, self.losses.values())} - {float}:
+            self.read_losses()
         for k, loss in sorted(self.losses.items()):
             losses.append(loss)
             # A microbatch that does not count may have a loss that is not a number,

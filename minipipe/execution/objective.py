@@ -66,6 +66,8 @@ class BatchObjective(Objective):
     scale : float
     shares : list of float
         The weight of each microbatch in the loss of the batch.
+    losses : dict of int to float
+        By microbatch; on a device arrays, until :meth:`read_losses`.
     outputs : dict of int to Payload
         By microbatch, if they are kept.
 
@@ -253,7 +255,7 @@ class BatchObjective(Objective):
         twin = copy(self)
         twin.metrics = {}
         twin.where = False
-        twin._losses = {}
+        twin.losses = {}
         twin._division = None  # a rank that computes again compares nothing with others
         return twin
 
@@ -263,7 +265,7 @@ class BatchObjective(Objective):
         """
         outputs = [(k, payload.to_message()) for k, payload in self.outputs.items()]
         return {
-            "losses": [*self.losses.items()],
+            "losses": [*self.read_losses().items()],
             "measured": [*self._measured.items()],
             "outputs": outputs,
         }

@@ -47,14 +47,17 @@ def known(array: Array) -> Array:
 
 
 def numbers(arrays: Sequence[Array]) -> list[Any]:
-    """Return arrays of one element as Python's numbers. A device is waited for once.
+    """Return arrays of one element as Python's numbers, which stay as they are. A
+    device is waited for once.
 
     Examples
     --------
     >>> numbers([np.asarray(1.5), np.asarray([True])])
     [1.5, True]
     """
-    if not arrays or isinstance(arrays[0], np.ndarray | np.generic):
+    if not arrays or type(arrays[0]) is float:
+        return list(arrays)
+    if isinstance(arrays[0], np.ndarray | np.generic):
         return [array.item() for array in arrays]
     xp = array_module(arrays[0])
     one = [reshape(array, ()) for array in arrays]

@@ -163,7 +163,9 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
 @backend.on_host
 def _check_weights(weights: Array) -> None:
     weights = known(weights)
-    if weights.size and not float(array_module(weights).min(weights)) >= 0:
+    if backend.is_boolean(weights.dtype) or not weights.size:
+        return
+    if not float(array_module(weights).min(weights)) >= 0:
         raise ArgumentError(
             "Weights of a loss are at least 0; some of these are less, or not a number."
         )
