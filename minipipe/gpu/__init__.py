@@ -1,4 +1,4 @@
-"""What a GPU computes in its own way: the precision of its products."""
+"""The precision of products on a GPU."""
 
 from minipipe.gpu.precision import allow_tf32, allows_tf32
 from minipipe.hints import names_of
