@@ -69,11 +69,14 @@ class TracedElsewhere(Traced):
     def note_call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Record a call of a function of :func:`backend.one_line`.
 
-        Its body is recorded; or one line before the section, if it works on the host.
+        Its body is recorded; one line, if it takes an array for its result; or one line
+        before the section, if it works on the host.
         """
         trace = next(traced_in(args)).trace
         if trace.reason is not None:
             return trace.unnoted(function(*plain_of(args)))
+        if getattr(function, "has_out", False):
+            return _noted_with_out(function, args)
         if not getattr(function, "is_on_host", False):
             return function(*args)
         visible = args
@@ -111,6 +114,16 @@ def _on_host(trace: Trace, function: Any, args: tuple[Any, ...]) -> Form:
         name = function.__name__.strip("_")
         raise Untraceable(f"calls {name}, which reads computed values on the host,")
     return Form(f"{trace.callable(function)}({arguments(trace, args, {})})")
+
+
+def _noted_with_out(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Record the call of a function of :func:`backend.into`."""
+
+    def write(trace: Trace) -> Form:
+        call = f"{trace.callable(function)}({arguments(trace, args, {})}"
+        return Form(f"{call})", f"{call}, {{out}})")
+
+    return noted(write, lambda: function(*plain_of(args)), args)
 
 
 def _reading(name: str) -> Callable[..., Any]:

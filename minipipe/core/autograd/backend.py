@@ -88,6 +88,20 @@ def on_host(
     return one_line(function)
 
 
+def into(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as :func:`one_line` does, which returns a new array, or writes
+    into an array that is one more argument.
+    """
+    function.has_out = True  # type: ignore[attr-defined]
+    return one_line(function)
+
+
+PRODUCTS: dict[str, Callable[..., Array]] = {}
+"""By the name of an array module, a function of :func:`into` in place of its ``matmul``,
+which not every device can record.
+"""
+
+
 def plain(array: Array) -> Array:
     """Return an array for inspection: a compiled step does not depend on the values
     that are read from it.
@@ -345,9 +359,14 @@ def matmul(a: Array, b: Array) -> Array:
     BLAS knows no halves, so NumPy would take ten times as long over float16, and return
     float32 for bfloat16.
     """
-    if isinstance(a, np.ndarray) and is_half(a.dtype):
-        return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
-    return a @ b
+    if isinstance(a, np.ndarray):
+        if a.itemsize == 2 and is_half(a.dtype):
+            return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+        return a @ b
+    multiplied = PRODUCTS.get(array_module(a).__name__)
+    if multiplied is None:
+        return a @ b
+    return multiplied(a, b)
 
 
 @lru_cache(maxsize=64)
@@ -389,7 +408,7 @@ def sum_over_rows(array: Array) -> Array:
     shape = (1, array.shape[-2])
     if isinstance(array, np.ndarray):
         return _ones_in_numpy(shape, array.dtype) @ array
-    return ones(shape, array) @ array
+    return matmul(ones(shape, array), array)
 
 
 def sum_of_rows(matrix: Array) -> Array:
