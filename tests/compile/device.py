@@ -111,7 +111,7 @@ def _kernel(name, function):
 def _view(name, function):
     def call(array, *given, **options):
         made = function(array._data, *given, **options)
-        if np.may_share_memory(made, array._data):
+        if not made.size or np.may_share_memory(made, array._data):
             return Array(made, array)
         return _launch(function, (array, *given), options)
 
@@ -211,7 +211,8 @@ class Array:
         if any(isinstance(part, Array) and part.dtype.kind == "b" for part in parts):
             forbid("Elements are taken by a mask")
         made = self._data[_data(key)]
-        if np.may_share_memory(made, self._data) and isinstance(made, np.ndarray):
+        is_view = not made.size or np.may_share_memory(made, self._data)
+        if is_view and isinstance(made, np.ndarray):
             return Array(made, self)
         return _launch(operator.getitem, (self, key))
 
