@@ -243,14 +243,12 @@ def _order(x: Array) -> tuple[int, int]:
     )
     if m == 1:
         down = n
-    if right == 1 or n == 1:
-        if n <= down <= _LARGEST:
-            return 0, down
+    if (right == 1 or n == 1) and n <= down <= _LARGEST:
+        return 0, down
     if n == 1:
         right = m
-    if down == 1 or m == 1:
-        if m <= right <= _LARGEST:
-            return 1, right
+    if (down == 1 or m == 1) and m <= right <= _LARGEST:
+        return 1, right
     return 0, 0
 
 

@@ -75,8 +75,9 @@ def _launch(function, given, options=None, out=None):
 
 
 def empty(shape, dtype=float):
-    """Return an array with any values."""
+    """Return memory without a launch, full of NaN: every element is to be written."""
     memory, data = device_streams.allocate(np.empty(shape, "V0").shape, dtype)
+    data.fill(np.nan if data.dtype.kind == "f" else 1)
     return Array(data, memory=memory)
 
 
