@@ -43,10 +43,9 @@ def gpu_module(device: object, local_rank: int) -> ModuleType:
         raise LaunchError("unavailable", message)
     cupy.cuda.Device(number).use()
     # on demand: it imports the operations
-    from minipipe.gpu import install, products
+    from minipipe.gpu import install
 
     install(cupy)
-    products.install(cupy)
     return cupy
 
 

@@ -120,7 +120,7 @@ def _on_host(trace: Trace, function: Any, args: tuple[Any, ...]) -> Form:
 
 
 def _noted_with_out(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Record the call of a function of :func:`backend.into`."""
+    """Record the call of a function that may also write into an array."""
 
     def write(trace: Trace) -> Form:
         call = f"{trace.callable(function)}({arguments(trace, args, {})}"

@@ -2,7 +2,7 @@
 
 CuPy refuses to call cuBLAS then, because its handle may need memory or another stream.
 Here every stream has a handle of its own, with a workspace that exists. cuBLAS reads
-transposed operands and those of a broadcast in place, where CuPy copies both operands of
+transposed operands and broadcast ones in place, where CuPy copies both operands of
 a product with more than two axes.
 
 cuBLAS expects columns one after the other, and NumPy rows. A matrix of rows is the
@@ -31,8 +31,8 @@ WORKSPACE = 32 << 20
 MOST_LAUNCHES = 4
 """Launches for one product, rather than copies of operands whose batch has no stride."""
 
-# By dtype, its number in cudaDataType_t and that of its sums in cublasComputeType_t:
-# halves are added up in float32.
+# By dtype, its number in cudaDataType_t, and the number of its sums in
+# cublasComputeType_t: halves are added up in float32.
 _KINDS = {
     "float16": (2, 68),
     "bfloat16": (14, 68),
@@ -193,11 +193,10 @@ class Products:
 def product_of(products: Products) -> Callable[..., Array]:
     """Return the function of some products that a compiled section calls."""
 
-    @backend.into
     def multiplied(a: Array, b: Array, out: Array | None = None) -> Array:
         return products(a, b, out)
 
-    return multiplied
+    return backend.one_line(multiplied, has_out=True)
 
 
 def _shapes(a: Array, b: Array) -> tuple[Shape, Shape] | None:

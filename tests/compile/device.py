@@ -120,13 +120,12 @@ def _view(name, function):
     return call
 
 
-@backend.into
 def product(a, b, out=None):
     """Return the product over the last two axes, also in a capture."""
     return _launch(np.matmul, (a, b), out=out)
 
 
-backend.PRODUCTS[__name__] = product
+backend.PRODUCTS[__name__] = backend.one_line(product, has_out=True)
 
 
 _FOUND = {}  # names in this file would hide Python's own, such as any and max

@@ -106,18 +106,8 @@ def kernel(function: Callable[..., Any], num_outputs: int) -> Callable[..., None
     return one_line(function, num_outputs=num_outputs)
 
 
-def into(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as :func:`one_line` does, which returns a new array, or writes
-    into an array that is one more argument.
-    """
-    function.has_out = True  # type: ignore[attr-defined]
-    return one_line(function)
-
-
 PRODUCTS: dict[str, Callable[..., Array]] = {}
-"""By the name of an array module, a function of :func:`into` in place of its ``matmul``,
-which not every device can record.
-"""
+"""By the name of an array module, what it multiplies by in place of its ``matmul``."""
 
 
 def plain(array: Array) -> Array:
@@ -377,14 +367,10 @@ def matmul(a: Array, b: Array) -> Array:
     BLAS knows no halves, so NumPy would take ten times as long over float16, and return
     float32 for bfloat16.
     """
-    if isinstance(a, np.ndarray):
-        if a.itemsize == 2 and is_half(a.dtype):
-            return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
-        return a @ b
-    multiplied = PRODUCTS.get(array_module(a).__name__)
-    if multiplied is None:
-        return a @ b
-    return multiplied(a, b)
+    if isinstance(a, np.ndarray) and a.itemsize == 2 and is_half(a.dtype):
+        return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+    multiplied = PRODUCTS and PRODUCTS.get(array_module(a).__name__)
+    return multiplied(a, b) if multiplied else a @ b
 
 
 def _constants(value: float) -> Callable[..., np.ndarray]:
@@ -406,27 +392,27 @@ def positive_part(array: Array) -> Array:
     if isinstance(array, np.ndarray):
         # With the zeros of a row it takes half the time that it takes with a number.
         return np.maximum(array, _zeros_in_numpy(array.shape[-1:], array.dtype))
-    xp = array_module(array)
-    return xp.maximum(array, xp.zeros(array.shape[-1:], dtype=array.dtype))
+    return array_module(array).maximum(array, filled(array.shape[-1:], 0, array))
 
 
 def ones_of_row(array: Array) -> Array:
     """Return ones for one row of an array: the product with them is the sum of each
     row.
     """
-    if isinstance(array, np.ndarray):
-        return _ones_in_numpy(array.shape[-1], array.dtype)
-    return ones(array.shape[-1:], array)
+    return _kept_ones(array.shape[-1:], array)
+
+
+def _kept_ones(shape: Shape, like: Array) -> Array:
+    if isinstance(like, np.ndarray):
+        return _ones_in_numpy(shape, like.dtype)
+    return ones(shape, like)
 
 
 def sum_over_rows(array: Array) -> Array:
     """Return the sum over the last axis but one, (..., 1, t), as a product: a quarter
     of the time of a reduction.
     """
-    shape = (1, array.shape[-2])
-    if isinstance(array, np.ndarray):
-        return _ones_in_numpy(shape, array.dtype) @ array
-    return matmul(ones(shape, array), array)
+    return matmul(_kept_ones((1, array.shape[-2]), array), array)
 
 
 def sum_of_rows(matrix: Array) -> Array:
