@@ -263,6 +263,7 @@ class CompiledRow:
         self._attributes = JoinedAttributes(self._attributes_of(executor))
         seeds = Seeds(row.losses, executor.xp)
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
+        names["mark"] = executor.now
         self.given = GivenGradients()
         names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}

@@ -25,6 +25,7 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd.host import known
 from minipipe.core.autograd.modes import next_key
 from minipipe.core.functional.operands import data_of, one_real
 from minipipe.core.specs import Spec
@@ -538,15 +539,19 @@ def _visible(
 
 @backend.one_line
 def _truth_values(name: str, mask: Array) -> Array:
-    xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
         expected = "expected truth values, or 1 for visible keys and 0 for others"
         raise TensorError("dtype", f"{name}: the mask is {mask.dtype}; {expected}.")
-    is_seen = mask == 1
-    if not bool(xp.all(is_seen | (mask == 0))):
+    _check_truth_values(name, mask)
+    return mask == 1
+
+
+@backend.on_host
+def _check_truth_values(name: str, mask: Array) -> None:
+    mask = known(mask)
+    if not bool(array_module(mask).all((mask == 1) | (mask == 0))):
         problem = f"{name}: the mask holds numbers other than 0 and 1"
         raise TensorError("out-of-range", f"{problem}. Give mask == … or mask > 0.")
-    return is_seen
 
 
 def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:

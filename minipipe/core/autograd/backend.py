@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache, wraps
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
@@ -118,8 +119,13 @@ def plain(array: Array) -> Array:
 
 
 def number(array: Array) -> Any:
-    """Return the only element of an array as a number of Python's, for inspection."""
-    return to_numpy(plain(array)).item()
+    """Return the only element of an array, for inspection: a number of Python's; or, of
+    a device, the array, which ``numbers`` of ``host.py`` reads when all are computed.
+    """
+    array = plain(array)
+    if isinstance(array, np.ndarray | np.generic):
+        return array.item()
+    return array
 
 
 def is_array(value: object) -> bool:
@@ -533,8 +539,9 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
     if array_module(array) is not xp:
         array = to_numpy(array)
         if xp is not np:
+            # CuPy copies what is not pinned into pinned memory of its pool, at once;
+            # arrays in pinned memory of ours are not written again.
             array = xp.asarray(array)
-            synchronise(xp)  # the memory that it was copied from may be used again
     if dtype is None or array.dtype is dtype:
         return array
     found = numpy_dtype(dtype)
@@ -543,7 +550,7 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
 
 def to_numpy(array: Array) -> np.ndarray:
     """Return the values in NumPy's memory, copied only if they are elsewhere; from a
-    GPU through pinned memory.
+    GPU through pinned memory, which CuPy's pool uses again.
     """
     if not hasattr(array, "get"):
         return np.asarray(array)
@@ -569,6 +576,17 @@ def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
     import cupyx
 
     return cupyx.empty_pinned
+
+
+def clock_of(xp: ModuleType) -> Callable[[], Any]:
+    """Return a function that notes the time: ``perf_counter``; of a device with events
+    a clock that waits for nothing, whose times ``float()`` reads later.
+    """
+    if not hasattr(getattr(xp, "cuda", None), "Event"):
+        return perf_counter
+    from minipipe.gpu.clock import DeviceClock
+
+    return DeviceClock(xp)
 
 
 def synchronise(xp: ModuleType) -> None:
