@@ -277,14 +277,14 @@ def attention(
 
 
 def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
-    scores = value @ _beside(g, value.shape).mT
+    scores = backend.matmul(value, _beside(g, value.shape).mT)
     scores *= dropped
     scores -= weights * backend.sum_over_rows(scores)
     return scores
 
 
 def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
-    gradient = scores.mT @ key
+    gradient = backend.matmul(scores.mT, key)
     gradient *= backend.scalars(key, 1 / math.sqrt(shape[-1]))[0]
     return backend.reshape(gradient, shape)
 
@@ -292,8 +292,8 @@ def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
 attention.shared(scores=_score_gradient)
 attention.gradients(
     query=lambda g, scores, key, shape: _query_gradient(scores, key, shape),
-    key=lambda g, scores, queries: scores @ queries,
-    value=lambda g, dropped, shape: dropped @ _beside(g, shape),
+    key=lambda g, scores, queries: backend.matmul(scores, queries),
+    value=lambda g, dropped, shape: backend.matmul(dropped, _beside(g, shape)),
 )
 
 
@@ -394,11 +394,11 @@ def _projections_gradient(
     g = backend.permuted(by_head, (0, 2, 1, 3))
     scores = _score_gradient(g, values, weights, dropped)
     of_query = _query_gradient(scores, keys, g.shape)
-    of_key = scores @ queries
+    of_key = backend.matmul(scores, queries)
     if rotation is not None:
         of_query = rotation.turned_back(of_query)
         of_key = rotation.turned_back(of_key)
-    of_value = dropped @ _beside(g, values.shape)
+    of_value = backend.matmul(dropped, _beside(g, values.shape))
     return _merged(array_module(g).concat([of_query, of_key, of_value], axis=1))
 
 
@@ -455,7 +455,7 @@ def _attended(
     visible = _visible(name, mask, query, key.shape[-2])
     (factor,) = backend.scalars(query, 1 / math.sqrt(shape[-1]))
     queries = _beside(query * factor, key.shape)
-    scores = key @ queries.mT
+    scores = backend.matmul(key, queries.mT)
     if is_causal or visible is not None:
         scores = _hidden(scores, shape[-2], is_causal, visible)
     weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
@@ -463,7 +463,8 @@ def _attended(
     if dropout:
         check_probability(name, dropout)
         used = dropped(weights, dropout, next_key(), part)[0]
-    result = backend.reshape(used.mT @ value, (*shape[:-1], value.shape[-1]))
+    result = backend.matmul(used.mT, value)
+    result = backend.reshape(result, (*shape[:-1], value.shape[-1]))
     return result, queries, weights, used
 
 
