@@ -117,9 +117,11 @@ def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -
     else:
         shape = (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
     seed, layer, *counter = key
+    # A list with a number of 64 bits would pass through float64.
+    words = np.array([seed % 2**64, layer], np.uint64)
     # The generator counts the numbers that it draws in the lowest 64 bits of the
     # counter.
-    bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
+    bits = np.random.Philox(key=words, counter=[0, *counter])
     drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
     if count > 1:
         drawn = np.split(drawn, count, axis=-3)[place]
