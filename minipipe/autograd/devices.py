@@ -42,6 +42,10 @@ def gpu_module(device: object, local_rank: int) -> ModuleType:
         message = f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on."
         raise LaunchError("unavailable", message)
     cupy.cuda.Device(number).use()
+    # on demand: it imports the operations
+    from minipipe.gpu import install
+
+    install(cupy)
     return cupy
 
 

@@ -178,6 +178,15 @@ def asarray(value, dtype=None, copy=None):
     return Array(np.array(value, dtype))
 
 
+def empty(shape, dtype=float):
+    """Return memory without a launch, full of NaN: every element is to be written."""
+    data = np.empty(shape, dtype)
+    data.fill(np.nan if data.dtype.kind == "f" else 1)
+    if _capture() is not None:
+        _capture().num_allocations += 1
+    return Array(data)
+
+
 class Array:
     """An array on the device."""
 

@@ -42,16 +42,18 @@ def array_module(array: Array) -> ModuleType:
     return np
 
 
-def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
+def one_line(function: Callable[..., Any], **marks: Any) -> Callable[..., Any]:
     """Return a function that a compiled step calls in one line, without noting its
     inside (``compile/trace.py``).
 
     It takes arrays by position, and what follows from shapes alone; changes none of
     them; and returns a new array, or a tuple of these and of integers that follow from
-    shapes alone, or nothing if it checks their values.
+    shapes alone, or nothing if it checks their values. ``marks`` become attributes of
+    the function, which a trace asks for.
     """
 
     plain = np.ndarray
+    vars(function).update(marks)
 
     @wraps(function)
     def call(*given: Any) -> Any:
@@ -70,8 +72,7 @@ def collective(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The group of ranks is one of its arguments.
     """
-    function.is_collective = True  # type: ignore[attr-defined]
-    return one_line(function)
+    return one_line(function, is_collective=True)
 
 
 def on_host(
@@ -83,9 +84,26 @@ def on_host(
     A compiled section on a device has no part on the host: there the function is called
     before it.
     """
-    function.is_on_host = True  # type: ignore[attr-defined]
-    function.reads_values = reads_values  # type: ignore[attr-defined]
-    return one_line(function)
+    return one_line(function, is_on_host=True, reads_values=reads_values)
+
+
+def kernel(function: Callable[..., Any], num_outputs: int) -> Callable[..., None]:
+    """Return a function as :func:`one_line` does, which writes into its last arguments:
+    arrays that exist.
+
+    It reads the other arguments: arrays, and numbers that follow from shapes and
+    attributes. It writes every element of its outputs, which its caller makes with
+    ``empty``.
+
+    Examples
+    --------
+    >>> double = kernel(lambda x, out: np.multiply(x, 2, out=out), num_outputs=1)
+    >>> out = np.empty(2)
+    >>> _ = double(np.ones(2), out)
+    >>> out
+    array([2., 2.])
+    """
+    return one_line(function, num_outputs=num_outputs)
 
 
 def plain(array: Array) -> Array:
@@ -350,18 +368,18 @@ def matmul(a: Array, b: Array) -> Array:
     return a @ b
 
 
-@lru_cache(maxsize=64)
-def _ones_in_numpy(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    ones = np.ones(shape, dtype)
-    ones.flags.writeable = False
-    return ones
+def _constants(value: float) -> Callable[..., np.ndarray]:
+    @lru_cache(maxsize=64)
+    def constant(shape: int | Shape, dtype: np.dtype) -> np.ndarray:
+        array = np.full(shape, value, dtype)
+        array.flags.writeable = False
+        return array
+
+    return constant
 
 
-@lru_cache(maxsize=64)
-def _zeros_in_numpy(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    zeros = np.zeros(shape, dtype)
-    zeros.flags.writeable = False
-    return zeros
+_ones_in_numpy = _constants(1)
+_zeros_in_numpy = _constants(0)
 
 
 def positive_part(array: Array) -> Array:
