@@ -10,7 +10,9 @@ from typing import Any
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, array_module
+from minipipe.functional.embedding import embedding
 from minipipe.functional.gelu import gelu
+from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import over_elements
 from minipipe.gpu.versions import add_version
 
@@ -34,7 +36,10 @@ def _gelu(x: Array, approximate: bool = False) -> Arrays:
     return value, slope
 
 
-ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {gelu: {"forward": _gelu}}
+ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
+    gelu: {"forward": _gelu},
+    embedding: {"weight": gradient_of_weight},
+}
 """By operation, its functions for arrays of a GPU: ``forward``, and by the names of
 inputs and shared values their gradients; see ``versions.py``.
 """

@@ -99,6 +99,12 @@ template <class T> T atomicAdd(T* address, T value) {
     *address += value;
     return old;
 }
+static unsigned atomicOr(unsigned* address, unsigned value) {
+    unsigned old = *address;
+    *address |= value;
+    return old;
+}
+static int __ffs(int bits) { return __builtin_ffs(bits); }
 
 static void enter() {
     body();
