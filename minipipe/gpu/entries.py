@@ -10,8 +10,10 @@ from typing import Any
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, array_module
+from minipipe.functional import dropping
 from minipipe.functional.embedding import embedding
 from minipipe.functional.gelu import gelu
+from minipipe.gpu import dropout
 from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import over_elements
 from minipipe.gpu.versions import add_version
@@ -39,10 +41,16 @@ def _gelu(x: Array, approximate: bool = False) -> Arrays:
 ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
     gelu: {"forward": _gelu},
     embedding: {"weight": gradient_of_weight},
+    dropping._dropout: {"a": dropout.kept},
 }
 """By operation, its functions for arrays of a GPU: ``forward``, and by the names of
 inputs and shared values their gradients; see ``versions.py``.
 """
+
+TABLES: list[tuple[dict[str, Any], Callable[..., Any]]] = [
+    (dropping.KERNELS, dropout.dropped)
+]
+"""Tables of functions by the name of the array module, with those for a GPU."""
 
 _installed: set[str] = set()
 
@@ -57,3 +65,5 @@ def install(xp: ModuleType) -> None:
     _installed.add(name)
     for function, versions in ENTRIES.items():
         add_version(function, name, **versions)
+    for table, version in TABLES:
+        table[name] = version

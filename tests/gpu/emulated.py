@@ -104,6 +104,8 @@ def installed():
         yield
     finally:
         entries._installed.discard(NAME)
+        for table, _ in entries.TABLES:
+            del table[NAME]
         for function, forward, steps, shared in before:
             set_forward(function, forward)
             function.operation.steps = steps
