@@ -25,7 +25,7 @@ def add_rows(rows: Array, ids: Array, result: Array) -> None:
 def gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
     """Return zeros of a shape with each row of g added to the row that its id names.
 
-    The bits are those of ``functional.embedding.add_rows``.
+    It has the bits of ``functional.embedding.add_rows``.
     """
     xp = array_module(g)
     rows = backend.contiguous(backend.reshape(g, (-1, shape[1])))

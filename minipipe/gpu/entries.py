@@ -13,10 +13,11 @@ from minipipe.core.autograd.backend import Array, Arrays, array_module
 from minipipe.functional import dropping
 from minipipe.functional.embedding import embedding
 from minipipe.functional.gelu import gelu
-from minipipe.gpu import dropout
+from minipipe.gpu import dropout, updates
 from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import over_elements
 from minipipe.gpu.versions import add_version
+from minipipe.optim.rules import SGD, Adam, AdamW
 
 _gelu_erf = over_elements("activations.gelu_erf", num_outputs=2)
 _gelu_tanh = over_elements("activations.gelu_tanh", num_outputs=2)
@@ -48,7 +49,10 @@ inputs and shared values their gradients; see ``versions.py``.
 """
 
 TABLES: list[tuple[dict[str, Any], Callable[..., Any]]] = [
-    (dropping.KERNELS, dropout.dropped)
+    (dropping.KERNELS, dropout.dropped),
+    (SGD.launches, updates.sgd),
+    (Adam.launches, updates.adam),
+    (AdamW.launches, updates.adamw),
 ]
 """Tables of functions by the name of the array module, with those for a GPU."""
 

@@ -11,6 +11,7 @@ import operator
 import sys
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -204,6 +205,10 @@ class Array:
     @property
     def __cuda_array_interface__(self):
         return {"shape": self.shape}
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self._data.ctypes.data)
 
     def get(self, out=None):
         """Return the values on the host."""
