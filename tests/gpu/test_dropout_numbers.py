@@ -61,6 +61,16 @@ def test_each_dtype_and_probability_has_the_bits_of_numpy(dtype, probability):
     check(random.normal(size=(5, 7, 11)).astype(dtype), probability)
 
 
+def test_a_number_that_equals_the_probability_in_float32_is_kept():
+    array = np.ones(64, np.float32)
+    key = Key(5, 2, 7, 1, 3)
+    for number in map(float, dropping.uniform(array, key)):
+        for probability in (number, number + 1e-12, number - 1e-12):
+            _, expected = dropping.dropped(array, probability, key)
+            _, found = dropping.dropped(device.asarray(array), probability, key)
+            assert found.get().tolist() == expected.tolist()
+
+
 KEYS = [
     {"seed": 0},
     {"seed": 2**64 - 1},

@@ -70,6 +70,15 @@ def test_special_numbers_and_views_have_the_bits_of_numpy():
     check(ids[:, ::-1], g, 5)
 
 
+def test_views_on_the_device_have_the_bits_of_numpy():
+    random = np.random.default_rng(0)
+    ids, g = random.integers(0, 3, 20), random.normal(size=(2, 20))
+    rule = functional.embedding.operation.steps["weight"].function
+    views = device.asarray(g).T, device.asarray(ids)[::-1]
+    found = rule(*views, (3, 2)).get()
+    assert found.tobytes() == rule(g.T, ids[::-1], (3, 2)).tobytes()
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_embedding_is_compiled_and_captured(num_ranks, captured):
     def run(group):

@@ -92,6 +92,42 @@ def test_a_launch_has_the_bits_of_the_rule(rule, dtype):
     assert launches == ([1, 1, 2] if has_corrections else [1, 1, 1])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_any_numbers_have_the_bits_of_the_rule(seed):
+    def run(xp):
+        random = np.random.default_rng(seed)
+        given = parameters(xp, shapes=[(50,), (9,)])
+        rate, decay, *betas = random.random(4).tolist()
+        optimisers = [
+            optim.SGD(given, rate, betas[0], decay, nesterov=True),
+            optim.Adam(given, rate, betas, 1e-6, decay, nesterov=seed % 2 == 0),
+            optim.AdamW(given, rate, betas, 1e-6, decay, nesterov=True),
+        ]
+        for step in range(12):
+            set_gradients(given, xp, step)
+            assert optimisers[step % 3].apply()
+        return [bits(each) for each in optimisers]
+
+    assert run(device) == run(np)
+
+
+def test_parameters_of_several_dtypes_need_a_launch_each():
+    def run(xp):
+        given = [
+            *parameters(xp, np.float64, [(3,), (2, 2)]),
+            *parameters(xp, np.float32, [(5,)]),
+            *parameters(xp, np.float64, [(4,)]),
+        ]
+        set_gradients(given, xp, 0)
+        optimisers = [RULES[name](given) for name in ("sgd momentum", "adamw")]
+        before = Kernel.num_launches
+        for optimiser in optimisers:
+            optimiser.step()
+        return [bits(each) for each in optimisers], Kernel.num_launches - before
+
+    assert run(device) == (run(np)[0], 4)
+
+
 def test_groups_and_numbers_that_change_have_the_bits_of_the_rule():
     def make(given):
         first, second = {"parameters": given[:3]}, {"parameters": given[3:]}
