@@ -9,13 +9,25 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from minipipe import Tensor, functional, random_key, spawn
+from minipipe import Pipeline, Tensor, functional, optim, random_key, spawn
 from minipipe.core.functional import loss
 from minipipe.errors import MinipipeError
-from tests.compile import device, test_other_modules
-from tests.compile.test_other_modules import captured  # noqa: F401
+from tests.compile import device
+from tests.compile.test_other_modules import (
+    LABELS,
+    MODELS,
+    SCHEDULES,
+    batches,
+    captured,  # noqa: F401
+    classifier,
+    functions_of,
+    schedule_of,
+    trained,
+)
+from tests.compile.test_other_modules import both as compared
 from tests.gpu import emulated
 from tests.gpu.emulated import installed
+from tests.launch import covering
 
 pytestmark = emulated.needs_compiler
 RANDOM = np.random.default_rng(0)
@@ -313,37 +325,75 @@ def test_arrays_of_numpy_are_computed_as_before():
 # -- compiled steps --------------------------------------------------------------------
 
 
-def models(group, model, how):
-    own = test_other_modules.schedule_of("1f1b", group.size)
-    found, pipeline = test_other_modules.trained(group, model, own, device, how)
-    report = pipeline.compile_report()
-    return found, report, pipeline.source(group.rank) if how else ""
+CASES = covering([*MODELS], SCHEDULES, [1, 2], strength=1, at_length=2)
 
 
-@pytest.mark.parametrize("model", test_other_modules.MODELS)
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_compiled_steps_have_eager_bits(model, num_ranks):
+@pytest.mark.parametrize(("model", "schedule", "num_ranks"), CASES)
+def test_compiled_steps_and_graphs_have_eager_bits(
+    model,
+    schedule,
+    num_ranks,
+    captured,  # noqa: F811
+):
+    """Sections are captured; nothing but a loss is allocated in them."""
     with installed():
-        spawned = spawn(
-            lambda group: [models(group, model, how) for how in (False, True)],
-            num_ranks=num_ranks,
-        )
-    for (eager, *_), (compiled, report, _) in spawned:
-        assert eager == compiled
-        assert all(line.endswith("is compiled") for line in report.splitlines())
+        eager, compiled, reports = compared(model, schedule, device, num_ranks)
+    assert eager == compiled
+    assert all(report.endswith("is compiled") for report in reports)
+    graphs = [graph for each in captured for graph in each.graphs.values()]
+    assert graphs and max(graph.num_allocations for graph in graphs) <= 1
+
+
+def test_a_compiled_loss_of_labels_has_eager_bits(captured):  # noqa: F811
+    def run(group):
+        eager, _ = classifier(group, device, False, LABELS)
+        compiled, pipeline = classifier(group, device, True, LABELS)
+        return eager == compiled, pipeline.source(group.rank)
+
+    with installed():
+        is_same, source = spawn(run, num_ranks=1)[0]
+    assert is_same and captured
+    forward = functions_of(source)["forward_0"]
+    assert forward.count("log_softmax_and_label(") == 1 and "exp(" not in forward
+    assert functions_of(source)["backward_0"].count("gradient_of_logits(") == 1
+
+
+def test_compiled_stages_of_runs_have_eager_bits():
+    """Their kept arrays are values that leave their slot."""
+
+    def run(group):
+        layers, loss = MODELS["block"]()
+        found = []
+        for how in (False, True):
+            options = {"num_microbatches": 4, "schedule": "pipedream", "compile": how}
+            pipeline = Pipeline(layers, group, loss=loss, device=device, **options)
+            optimiser = optim.SGD(pipeline.parameters(), 0.0)
+            given = [batch for _, batch in zip(range(2), batches((8, 4, 8)))]
+            found.append([float(x) for x in pipeline.run(given, optimiser)])
+        return found
+
+    with installed():
+        for eager, compiled in spawn(run, num_ranks=2):
+            assert eager == compiled
+
+
+def source_and_launches(captured, model):  # noqa: F811
+    """Return the program of a rank, and the launches of each of its graphs."""
+
+    def run(group):
+        own = schedule_of("1f1b", group.size)
+        return trained(group, model, own, device, True)[1].source(0)
+
+    captured.clear()
+    source = spawn(run, num_ranks=1)[0]
+    graphs = [graph for each in captured for graph in each.graphs.values()]
+    return source, sorted({graph.num_kernels for graph in graphs})
 
 
 def test_graphs_launch_a_kernel_in_place_of_many(captured):  # noqa: F811
-    def num_kernels():
-        captured.clear()
-        _, _, source = spawn(lambda group: models(group, "mlp", True), 1)[0]
-        graphs = [graph for each in captured for graph in each.graphs.values()]
-        assert max(graph.num_allocations for graph in graphs) <= 1
-        return sorted({graph.num_kernels for graph in graphs}), source
-
-    plain, _ = num_kernels()
+    _, plain = source_and_launches(captured, "mlp")
     with installed():
-        kernels, source = num_kernels()
+        source, kernels = source_and_launches(captured, "mlp")
     assert "gelu_erf(t0, v3, v4)" in source and "full(" not in source
     assert plain == [26, 36, 57]  # backwards, as first contribution or not; forward
     assert kernels == [24, 34]  # both the forward and the first backward are 24
