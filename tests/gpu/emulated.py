@@ -26,9 +26,7 @@ _ERRORS = {
     2: "has a grid or a block that a GPU refuses",
     3: "waits for threads that will never arrive",
 }
-_KERNEL = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\(\w+\) )?(\w+)\('
-)
+_KERNEL = re.compile(r'(?:KERNEL|extern "C" __global__ void)\s+(?!__)(\w+)\(')
 _WRAPPER = """
 extern "C" int launch_{name}(const unsigned* dims, void** arguments, const char* kinds) {{
     return launch({name}, dims, arguments, kinds);
