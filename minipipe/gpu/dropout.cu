@@ -34,8 +34,8 @@ __device__ void philox(const Word* key, Word number, Word* block) {
 // The array is part `place` of `count` parts along some axis, of which all axes from
 // there on have `inner` elements; the numbers are those of all parts.
 extern "C" __global__ void dropped(
-    const real* array, const Word* key, long long size, long long inner,
-    long long place, long long count, double probability, real* result, bool* keep) {
+    const real* array, const Word* key, long long inner, long long place,
+    long long count, double probability, real* result, bool* keep, long long size) {
     const real factor = 1 / (1 - probability);
     const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     Word block[4];

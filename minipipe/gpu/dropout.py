@@ -10,11 +10,10 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, array_module
 from minipipe.core.autograd.modes import Key
-from minipipe.gpu.kernels import launch, over_elements
+from minipipe.gpu.kernels import over_elements
 
-_THREADS = 128
-_ELEMENTS = 8 * _THREADS
-"""Elements of a block, as in the source."""
+_dropped = over_elements("dropout.dropped", num_outputs=2, per_thread=8)
+_kept = over_elements("dropout.kept", num_outputs=1)
 
 
 @partial(backend.on_host, reads_values=False)
@@ -28,23 +27,6 @@ def words_of(like: Array, key: tuple[int, ...]) -> Array:
     return array_module(like).asarray(words)
 
 
-@partial(backend.kernel, num_outputs=2)
-def _dropped(
-    array: Array,
-    words: Array,
-    inner: int,
-    place: int,
-    count: int,
-    probability: float,
-    result: Array,
-    keep: Array,
-) -> None:
-    blocks = -(-array.size // _ELEMENTS)
-    part = array.size, inner, place, count
-    inputs = array, words, *part, probability
-    launch("dropout.dropped", array, blocks, _THREADS, *inputs, result, keep)
-
-
 def dropped(
     array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)
 ) -> Arrays:
@@ -56,9 +38,6 @@ def dropped(
     numbers = prod(array.shape[-3:]), *part, float(probability)
     _dropped(backend.contiguous(array), words, *numbers, result, keep)
     return result, keep
-
-
-_kept = over_elements("dropout.kept", num_outputs=1)
 
 
 def kept(g: Array, keep: Array, probability: float) -> Array:

@@ -5,6 +5,7 @@ returns what the operation's own function does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -219,8 +220,8 @@ TABLES: list[tuple[dict[str, Any], Any]] = [
     (SOFTMAX_KERNELS, (_weights, _score_gradient)),
     (dropping.KERNELS, dropout.dropped),
     (SGD.launches, updates.sgd),
-    (Adam.launches, updates.adam),
-    (AdamW.launches, updates.adamw),
+    (Adam.launches, partial(updates.adam, is_decoupled=False)),
+    (AdamW.launches, partial(updates.adam, is_decoupled=True)),
 ]
 """Tables of functions by the name of the array module, with those for a GPU."""
 

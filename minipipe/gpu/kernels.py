@@ -77,13 +77,15 @@ def launch(
     _function(module, file, name, real)((blocks,), (threads,), arguments)
 
 
-def over_elements(kernel: str, num_outputs: int) -> Callable[..., None]:
+def over_elements(
+    kernel: str, num_outputs: int, per_thread: int = 1
+) -> Callable[..., None]:
     """Return a function that launches a kernel with one thread for each element of its
-    first argument, whose number is the kernel's last argument.
+    first argument, or for several, whose number is the kernel's last argument.
     """
 
     def run(first: Array, *others: Any) -> None:
-        blocks = -(-first.size // 256)
+        blocks = -(-first.size // (256 * per_thread))
         launch(kernel, first, blocks, 256, first, *others, first.size)
 
     return _named(run, kernel, num_outputs)

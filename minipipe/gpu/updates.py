@@ -36,24 +36,17 @@ def sgd(items: Sequence[Item], group: ParameterGroup, update: Update) -> None:
         _launch("updates.sgd", rows, *numbers, int(group.nesterov))
 
 
-def adam(items: Sequence[Item], group: ParameterGroup, update: Update) -> None:
-    """Change several parameters as ``optim.Adam`` does."""
-    _adam(items, group, update, 1.0, group.weight_decay)
-
-
-def adamw(items: Sequence[Item], group: ParameterGroup, update: Update) -> None:
-    """Change several parameters as ``optim.AdamW`` does."""
-    shrink = 1 - group.learning_rate * group.weight_decay
-    _adam(items, group, update, shrink, 0.0)
-
-
-def _adam(
-    items: Sequence[Item],
-    group: ParameterGroup,
-    update: Update,
-    shrink: float,
-    decay: float,
+def adam(
+    items: Sequence[Item], group: ParameterGroup, update: Update, is_decoupled: bool
 ) -> None:
+    """Change several parameters as ``optim.Adam`` does, or ``optim.AdamW`` if the
+    weight decay is decoupled.
+    """
+    shrink = 1.0
+    decay = group.weight_decay
+    if is_decoupled:
+        shrink -= group.learning_rate * decay
+        decay = 0.0
     launches: dict[Any, list[list[Array]]] = {}
     for values, gradient, state in _fitting(items, group, update):
         rates = next_rates(values, state, group)
