@@ -43,11 +43,14 @@ def run(function, arrays, upstream):
 
 
 def both(function, arrays, upstream):
-    """Return what the plain operation and the kernel compute, twice."""
+    """Return what the plain operation and the kernel compute; the kernel has the same
+    bits whatever warp comes first.
+    """
     plain = run(function, arrays, upstream)
     with installed():
         kernel = run(function, arrays, upstream)
-        again = run(function, arrays, upstream)
+        with patch.object(emulated.Kernel, "is_reversed", True):
+            again = run(function, arrays, upstream)
     for one, other in zip(kernel, again, strict=True):
         assert one.tobytes() == other.tobytes()
     return plain, kernel
@@ -320,6 +323,59 @@ def test_arrays_of_numpy_are_computed_as_before():
         assert computed() == plain
     assert functional.gelu.operation.forward is forward
     assert computed() == plain
+
+
+# -- the emulation itself --------------------------------------------------------------
+
+
+def launched(body, *arguments, threads=64, blocks=2):
+    """Launch a kernel of some lines."""
+    head = 'extern "C" __global__ void kernel(double* out, long long size) {'
+    kernel = emulated.load(f"{head}{body}}}")("kernel")
+    out = device.asarray(np.zeros(threads * blocks))
+    kernel((blocks,), (threads,), arguments or (out, out.size))
+    return out.get()
+
+
+def test_the_threads_of_a_block_wait_for_each_other():
+    body = """
+        __shared__ double all[64];
+        all[threadIdx.x] = threadIdx.x + 100 * blockIdx.x;
+        __syncthreads();
+        double other = all[63 - threadIdx.x];
+        __syncthreads();
+        all[threadIdx.x] = __shfl_xor_sync(0xffffffff, other, 1);
+        out[blockIdx.x * 64 + threadIdx.x] = all[threadIdx.x];
+    """
+    expected = [63 - (i ^ 1) for i in range(64)]
+    expected += [100 + each for each in expected]
+    assert launched(body).tolist() == expected
+    with patch.object(emulated.Kernel, "is_reversed", True):
+        assert launched(body).tolist() == expected
+
+
+WRONG = {
+    "a barrier for some threads": "if (threadIdx.x < 40) __syncthreads(); else while (1) __shfl_sync(-1, 1, 0);",
+    "a shuffle of half a warp": "if (threadIdx.x % 2) __shfl_xor_sync(0xffffffff, 1.0, 1);",
+    "a shuffle beside a barrier": "if (threadIdx.x % 2) __syncthreads(); __syncwarp();",
+}
+
+
+@pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
+def test_threads_that_do_not_meet_are_an_error(body):
+    with pytest.raises(AssertionError, match="never arrive"):
+        launched(body)
+    assert launched("out[threadIdx.x] = 1;")[:64].tolist() == [1] * 64
+
+
+def test_launches_that_a_gpu_refuses_are_an_error():
+    for options in ({"threads": 1025}, {"threads": 0}, {"blocks": 0}):
+        with pytest.raises(AssertionError, match="refuses"):
+            launched("", **options)
+    out = device.asarray(np.zeros(4))
+    for wrong in ((out,), (out, 1.0), (1, 1), (out, 1, 1)):
+        with pytest.raises(AssertionError, match="other arguments"):
+            launched("", *wrong)
 
 
 # -- compiled steps --------------------------------------------------------------------
