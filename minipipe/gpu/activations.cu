@@ -1,7 +1,7 @@
 // Activations: a thread for each element.
 
 // Value and slope of x P(x); P is the distribution function of a normal number.
-extern "C" __global__ void gelu_erf(
+KERNEL gelu_erf(
     const real* x, real* value, real* slope, long long size) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (i >= size) return;
@@ -12,7 +12,7 @@ extern "C" __global__ void gelu_erf(
 }
 
 // The same with P(x) = (1 + tanh(c (x + 0.044715 x^3))) / 2, where c = sqrt(2 / pi).
-extern "C" __global__ void gelu_tanh(
+KERNEL gelu_tanh(
     const real* x, real* value, real* slope, long long size) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (i >= size) return;
@@ -23,4 +23,11 @@ extern "C" __global__ void gelu_tanh(
     value[i] = x[i] * probability;
     // tanh' = 1 - tanh^2 = 4 P (1 - P)
     slope[i] = probability * (1 + x[i] * (scale + 3 * cubic * square) * (2 - twice));
+}
+
+// The gradient of max(x, 0), from its result.
+KERNEL relu_gradient(
+    const real* g, const real* result, real* gradient, long long size) {
+    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < size) gradient[i] = result[i] != 0 ? g[i] : 0;
 }

@@ -104,6 +104,21 @@ def over_rows(kernel: str, num_outputs: int) -> Callable[..., None]:
     return _named(run, kernel, num_outputs)
 
 
+def over_columns(kernel: str, num_outputs: int) -> Callable[..., None]:
+    """Return a function that launches a kernel with one block for 32 columns of each
+    matrix of its first argument, whose height and width are the kernel's last
+    arguments.
+    """
+
+    def run(first: Array, *others: Any) -> None:
+        height, width = first.shape[-2:]
+        blocks = backend.prod(first.shape[:-2]) * -(-width // WARP)
+        threads = min(max(height, 1) * WARP, MOST_THREADS)
+        launch(kernel, first, blocks, threads, first, *others, height, width)
+
+    return _named(run, kernel, num_outputs)
+
+
 def _named(
     run: Callable[..., None], kernel: str, num_outputs: int
 ) -> Callable[..., None]:
