@@ -76,7 +76,8 @@ assert report["cores"] >= 1
 # %% [markdown]
 # ## One argument for a GPU
 #
-# Install CuPy for CUDA 12 with `pip install -e '.[gpu]'`. Then a GPU takes one
+# Install CuPy with `pip install -e '.[gpu]'` for CUDA 12, or `'.[gpu13]'` for CUDA 13;
+# `minipipe info` says which one fits the driver. Then a GPU takes one
 # argument: `Pipeline(…, device="gpu")`, or `--device gpu` for the training programs.
 # Parameters, activations and the state of the optimiser stay on the GPU. On a machine
 # with several GPUs each rank takes its own; if there are more ranks than GPUs, they

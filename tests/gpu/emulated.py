@@ -72,7 +72,9 @@ class Kernel:
         dims = (ctypes.c_uint * 7)(*dims, Kernel.is_reversed)
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
 
-        def run(_kept=(values, arguments)):
+        memory = [getattr(each, "_data", each) for each in arguments]
+
+        def run(_kept=(values, memory)):
             code = self._function(dims, pointers, "".join(kinds).encode())
             assert code == 0, f"{self._name} {_ERRORS[code]}"
 

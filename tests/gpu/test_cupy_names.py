@@ -15,7 +15,7 @@ FILES = [
     *PACKAGE.glob("functional/*.py"),
     *PACKAGE.glob("optim/*.py"),
     *PACKAGE.glob("nn/*.py"),
-    PACKAGE / "tensor.py",
+    PACKAGE / "core/tensor.py",
 ]
 FILES.append(PACKAGE / "core/autograd/backend.py")
 
