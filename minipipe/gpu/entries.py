@@ -32,8 +32,16 @@ def empty(shape: Shape, like: Array) -> Array:
 
 # -- activations -----------------------------------------------------------------------
 
-_gelu_erf = over_elements("activations.gelu_erf", num_outputs=2)
-_gelu_tanh = over_elements("activations.gelu_tanh", num_outputs=2)
+
+def _activation(name: str, num_outputs: int) -> Callable[..., None]:
+    """Return a kernel; a compiled step may call another one that adds a bias first."""
+    with_bias = over_rows(f"activations.bias_{name}", num_outputs)
+    return over_elements(f"activations.{name}", num_outputs, with_bias=with_bias)
+
+
+_gelu_erf = _activation("gelu_erf", num_outputs=2)
+_gelu_tanh = _activation("gelu_tanh", num_outputs=2)
+_relu_kernel = _activation("relu", num_outputs=1)
 _relu_gradient = over_elements("activations.relu_gradient", num_outputs=1)
 
 
@@ -48,8 +56,20 @@ def _gelu(x: Array, approximate: bool = False) -> Arrays:
     return value, slope
 
 
+def _is_real(array: Array) -> bool:
+    return backend.numpy_dtype(array.dtype).name in REALS
+
+
+def _relu(x: Array) -> Array:
+    if not _is_real(x):  # halves, and integers
+        return backend.positive_part(x)
+    result = empty(x.shape, x)
+    _relu_kernel(backend.contiguous(x), result)
+    return result
+
+
 def _of_relu(g: Array, result: Array) -> Array:
-    if backend.numpy_dtype(g.dtype).name not in REALS:
+    if not _is_real(g):
         return backend.masked_like(g, result)
     gradient = empty(g.shape, g)
     _relu_gradient(backend.contiguous(g), backend.contiguous(result), gradient)
@@ -194,7 +214,7 @@ def _of_logits(
 
 ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
     gelu: {"forward": _gelu},
-    relu: {"a": _of_relu},
+    relu: {"forward": _relu, "a": _of_relu},
     layer_norm: {
         "forward": _layer_norm,
         "products": lambda g: None,  # no gradient needs it here
