@@ -9,9 +9,8 @@ then on all these kernels, their graph, are one launch::
 
 A section has a graph for each of its slots, and for a first contribution or not. Its
 arrays stay where they are, or are copied into arrays that stay. The first call runs on
-the stream that captures: it loads the kernels, and fills a pool of memory. Each graph has
-a pool of its own, because what a later section reads is in use while other graphs run.
-Nothing here waits for the device.
+the stream that captures: it loads the kernels, and fills a pool of memory. Nothing here
+waits for the device.
 
 A device can capture if its array module has streams that can, as CuPy's has. What a
 capture refuses runs without a graph, and the report tells why.
@@ -153,6 +152,8 @@ class SectionGraphs:
         self._function = function
         self._makes, self._reads = stashes
         self._cuda = xp.cuda
+        # What a later section reads is in use while other graphs run.
+        self._pool = None if self._makes else xp.cuda.MemoryPool()
         self._begin = sum(name == "first" or name[:4] == "slot" for name in names)
         self._num_results = sum(name[:3] == "out" for name in names)
 
@@ -166,7 +167,7 @@ class SectionGraphs:
         values += [stash[given[i]] for stash, i in self._reads]
         graph = self.graphs.get(given[:begin])
         if graph is None:
-            graph = Graph(values, self._cuda.MemoryPool())
+            graph = Graph(values, self._pool or self._cuda.MemoryPool())
             self.graphs[given[:begin]] = graph
             return self._run_first(graph, given)
         moved = graph.moved(values)

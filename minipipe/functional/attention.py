@@ -18,6 +18,7 @@ several times as fast.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -33,6 +34,11 @@ from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.dropping import check_probability, dropped
 from minipipe.functional.precision import real_operands
+
+KERNELS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {}
+"""By array module, two functions with a kernel (``minipipe/gpu/entries.py``): from scores
+to weights, and from the gradient of dropped-out weights to that of scores.
+"""
 
 _BASE = Spec(
     float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"
@@ -276,8 +282,17 @@ def attention(
     return _attended("attention", query, key, value, options)
 
 
+def _kernels(array: Array) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
+    if isinstance(array, np.ndarray):
+        return None
+    return KERNELS.get(array_module(array).__name__)
+
+
 def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
     scores = backend.matmul(value, _beside(g, value.shape).mT)
+    kernels = _kernels(scores)
+    if kernels is not None:
+        return kernels[1](scores, weights, dropped)
     scores *= dropped
     scores -= weights * backend.sum_over_rows(scores)
     return scores
@@ -456,9 +471,7 @@ def _attended(
     (factor,) = backend.scalars(query, 1 / math.sqrt(shape[-1]))
     queries = _beside(query * factor, key.shape)
     scores = backend.matmul(key, queries.mT)
-    if is_causal or visible is not None:
-        scores = _hidden(scores, shape[-2], is_causal, visible)
-    weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
+    weights = _weights(scores, shape[-2], is_causal, visible)
     used = weights
     if dropout:
         check_probability(name, dropout)
@@ -466,6 +479,18 @@ def _attended(
     result = backend.matmul(used.mT, value)
     result = backend.reshape(result, (*shape[:-1], value.shape[-1]))
     return result, queries, weights, used
+
+
+def _weights(
+    scores: Array, num_queries: int, is_causal: bool, visible: Array | None
+) -> Array:
+    """Return the softmax over keys of scores of shape (..., s, g * t), in place."""
+    kernels = _kernels(scores)
+    if kernels is not None:
+        return kernels[0](scores, num_queries, is_causal, visible)
+    if is_causal or visible is not None:
+        scores = _hidden(scores, num_queries, is_causal, visible)
+    return _softmax_over_rows(scores, may_see_nothing=visible is not None)
 
 
 def _beside(rows: Array, shared: Shape) -> Array:

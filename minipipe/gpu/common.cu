@@ -1,5 +1,10 @@
 // What all kernels have in common. `real` is float or double.
 
+#define KERNEL extern "C" __global__ void __launch_bounds__(1024)  // threads of a block
+
+// The larger number; NaN if one is NaN.
+__device__ inline real maximum(real a, real b) { return a != a || a >= b ? a : b; }
+
 // Calls of the threads of a block with one number each: all get the sum, or the maximum.
 // The order is fixed, so the bits are the same in every launch: neighbours 16 lanes apart
 // first, then 8, 4, 2 and 1; then the warps in the same way.
@@ -13,10 +18,8 @@ __device__ inline real sum_of_warp(real value) {
 }
 
 __device__ inline real largest_of_warp(real value) {
-    for (int distance = 16; distance > 0; distance /= 2) {
-        real other = __shfl_xor_sync(ALL_LANES, value, distance);
-        value = value < other ? other : value;
-    }
+    for (int distance = 16; distance > 0; distance /= 2)
+        value = maximum(value, __shfl_xor_sync(ALL_LANES, value, distance));
     return value;
 }
 
@@ -39,4 +42,30 @@ __device__ inline real largest_of_block(real value) {
     if (lane == 0) of_warps[threadIdx.x / 32] = value;
     __syncthreads();
     return largest_of_warp(of_warps[lane < blockDim.x / 32 ? lane : 0]);
+}
+
+// A block of 32 columns: warp w has rows w, w + num_warps, … of them, a lane one column.
+// Each warp adds up what all warps have found, in the same order.
+
+__device__ inline real sum_of_columns(real value) {
+    __shared__ real of_warps[32][32];
+    int lane = threadIdx.x % 32;
+    __syncthreads();
+    of_warps[threadIdx.x / 32][lane] = value;
+    __syncthreads();
+    real sum = of_warps[0][lane];
+    for (int warp = 1; warp < blockDim.x / 32; warp++) sum += of_warps[warp][lane];
+    return sum;
+}
+
+__device__ inline real largest_of_columns(real value) {
+    __shared__ real of_warps[32][32];
+    int lane = threadIdx.x % 32;
+    __syncthreads();
+    of_warps[threadIdx.x / 32][lane] = value;
+    __syncthreads();
+    real largest = of_warps[0][lane];
+    for (int warp = 1; warp < blockDim.x / 32; warp++)
+        largest = maximum(largest, of_warps[warp][lane]);
+    return largest;
 }

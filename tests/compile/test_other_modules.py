@@ -133,6 +133,8 @@ def test_several_steps_of_run_have_eager_bits(schedule, module):
     ):
         assert eager == compiled
         assert "is compiled" in report
+        has_note = "without graphs: an update may replace its parameters" in report
+        assert has_note == (module == "device" and schedule == "pipedream")
 
 
 def test_activations_leave_the_memory_of_a_device():

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from minipipe.gpu import entries, kernels
@@ -26,9 +26,7 @@ _ERRORS = {
     2: "has a grid or a block that a GPU refuses",
     3: "waits for threads that will never arrive",
 }
-_KERNEL = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\(\w+\) )?(\w+)\('
-)
+_KERNEL = re.compile(r'(?:KERNEL|extern "C" __global__ void)\s+(?!__)(\w+)\(')
 _WRAPPER = """
 extern "C" int launch_{name}(const unsigned* dims, void** arguments, const char* kinds) {{
     return launch({name}, dims, arguments, kinds);
@@ -36,6 +34,7 @@ extern "C" int launch_{name}(const unsigned* dims, void** arguments, const char*
 """
 
 
+@cache
 def load(source):
     """Compile a source, and return its kernels by name."""
     wrappers = (_WRAPPER.format(name=name) for name in _KERNEL.findall(source))
@@ -61,6 +60,7 @@ class Kernel:
     """A kernel that is launched as CuPy launches one; captured, it waits for its graph."""
 
     num_launches = 0
+    is_reversed = False  # whether the last warp of a block comes first
 
     def __init__(self, function, name):
         self._function, self._name = function, name
@@ -69,7 +69,7 @@ class Kernel:
         Kernel.num_launches += 1
         dims = [*blocks, *[1] * (3 - len(blocks)), *threads, *[1] * (3 - len(threads))]
         kinds, values = zip(*map(_argument, arguments))
-        dims = (ctypes.c_uint * 6)(*dims)
+        dims = (ctypes.c_uint * 7)(*dims, Kernel.is_reversed)
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
 
         memory = [getattr(each, "_data", each) for each in arguments]
@@ -106,13 +106,10 @@ def installed():
         yield
     finally:
         entries._installed.discard(NAME)
+        for table, _ in entries.TABLES:
+            del table[NAME]
         for function, forward, steps, shared in before:
             set_forward(function, forward)
             function.operation.steps = steps
             function.operation.shared = shared
             function.operation.plans.clear()
-
-
-def on_device(array):
-    """Return an array of NumPy's on the device."""
-    return device.asarray(np.asarray(array))

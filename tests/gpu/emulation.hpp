@@ -3,11 +3,13 @@
 // A fiber runs until it has to wait for its warp (a shuffle) or its block
 // (__syncthreads), or ends. Once all of them wait for the same thing they go on. If some
 // wait for what others will never reach, or a kernel shuffles in only a part of a warp,
-// launch() returns an error, where a GPU would hang or compute nonsense.
+// launch() returns an error; a GPU would hang or compute nonsense.
 
 #include <cmath>
+#include <csetjmp>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <tuple>
 #include <type_traits>
 #include <ucontext.h>
@@ -22,33 +24,57 @@ struct Dim {
 static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 #define __global__
-#define __device__
+#define __device__ static
 #define __host__
 #define __forceinline__ inline
 #define __restrict__
 #define __launch_bounds__(...)
 #define __constant__ static
-#define __shared__ static  // blocks run one after the other
+// Blocks run one after the other: they share the memory, full of NaN at first.
+#define __shared__ static __attribute__((section("shared")))
+__shared__ __attribute__((used)) double some_shared_memory;
+extern "C" char __start_shared[], __stop_shared[];
 
 enum State { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, ENDED };
 
 struct Fiber {
-    ucontext_t context;
+    jmp_buf place;  // where it goes on; setjmp takes a tenth of the time of swapcontext
+    ucontext_t context;  // where it begins
     vector<char> stack = vector<char>(1 << 16);
+    bool has_begun = false;
     State state;
     int num_shuffles;
 };
 
-static vector<Fiber> fibers;
-static ucontext_t scheduler;
+static deque<Fiber> fibers;
+static jmp_buf scheduler;
 static unsigned current;
 static unsigned char slots[2][1024][16];  // of shuffles, by parity and thread
 static void (*body)();
 
 static void stop(State state) {
+    fibers[current].state = state;
+    if (!_setjmp(fibers[current].place)) _longjmp(scheduler, 1);
+}
+
+static void enter() {
+    for (;;) {  // a fiber runs one thread of each block
+        body();
+        stop(ENDED);
+    }
+}
+
+__attribute__((noinline)) static void resume() {
+    if (_setjmp(scheduler)) return;
     Fiber& fiber = fibers[current];
-    fiber.state = state;
-    swapcontext(&fiber.context, &scheduler);
+    if (fiber.has_begun) _longjmp(fiber.place, 1);
+    fiber.has_begun = true;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+    setcontext(&fiber.context);
 }
 
 static void __syncthreads() { stop(WAITS_FOR_BLOCK); }
@@ -99,12 +125,12 @@ template <class T> T atomicAdd(T* address, T value) {
     *address += value;
     return old;
 }
-
-static void enter() {
-    body();
-    fibers[current].state = ENDED;
-    swapcontext(&fibers[current].context, &scheduler);
+static unsigned atomicOr(unsigned* address, unsigned value) {
+    unsigned old = *address;
+    *address |= value;
+    return old;
 }
+static int __ffs(int bits) { return __builtin_ffs(bits); }
 
 static bool release(unsigned first, unsigned end, State waiting) {
     unsigned num_waiting = 0, num_ended = 0;
@@ -120,35 +146,36 @@ static bool release(unsigned first, unsigned end, State waiting) {
     return true;
 }
 
-static bool run_block(unsigned num_threads) {
+// Runs each warp as far as it goes without the others, the first or the last one first:
+// a barrier that is missing makes a difference.
+static bool run_block(unsigned num_threads, bool is_reversed) {
+    memset(__start_shared, 255, __stop_shared - __start_shared);
     for (unsigned i = 0; i < num_threads; i++) {
-        Fiber& fiber = fibers[i];
-        fiber.state = RUNS;
-        fiber.num_shuffles = 0;
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, enter, 0);
+        fibers[i].state = RUNS;
+        fibers[i].num_shuffles = 0;
     }
+    unsigned num_warps = (num_threads + 31) / 32;
     for (;;) {
-        bool has_run = false, is_over = true;
-        for (current = 0; current < num_threads; current++) {
-            if (fibers[current].state == RUNS) {
-                has_run = true;
-                threadIdx.x = current % blockDim.x;
-                threadIdx.y = current / blockDim.x % blockDim.y;
-                threadIdx.z = current / blockDim.x / blockDim.y;
-                swapcontext(&scheduler, &fibers[current].context);
-            }
-            is_over = is_over && fibers[current].state == ENDED;
+        for (unsigned i = 0; i < num_warps; i++) {
+            unsigned first = (is_reversed ? num_warps - 1 - i : i) * 32;
+            unsigned end = min(first + 32, num_threads);
+            do {
+                for (current = first; current < end; current++) {
+                    if (fibers[current].state != RUNS) continue;
+                    threadIdx.x = current % blockDim.x;
+                    threadIdx.y = current / blockDim.x % blockDim.y;
+                    threadIdx.z = current / blockDim.x / blockDim.y;
+                    resume();
+                }
+            } while (release(first, end, WAITS_FOR_WARP));
         }
-        if (is_over) return true;
-        bool is_released = release(0, num_threads, WAITS_FOR_BLOCK);
-        for (unsigned i = 0; i < num_threads; i += 32)
-            is_released |= release(i, min(i + 32, num_threads), WAITS_FOR_WARP);
-        if (!has_run && !is_released) return false;
-        if (!is_released) return false;
+        unsigned num_ended = 0;
+        for (unsigned i = 0; i < num_threads; i++) num_ended += fibers[i].state == ENDED;
+        if (num_ended == num_threads) return true;
+        if (!release(0, num_threads, WAITS_FOR_BLOCK)) {
+            for (Fiber& fiber : fibers) fiber.has_begun = false;
+            return false;
+        }
     }
 }
 
@@ -183,7 +210,7 @@ int launch_with(void (*kernel)(A...), const unsigned* dims, void** arguments,
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
-                if (!run_block(num_threads)) return 3;
+                if (!run_block(num_threads, dims[6])) return 3;
     return 0;
 }
 

@@ -248,7 +248,7 @@ def cross_entropy(
     ... )
     1.3863
     """
-    _check_labels(logits, labels, ignore_index)
+    check_labels(logits, labels, ignore_index)
     _check_options(label_smoothing, class_weights, reduction, logits.shape[-1])
     columns = backend.reshape(labels, (-1,))
     counts_all = ignore_index is None and class_weights is None
@@ -280,7 +280,7 @@ def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
     return backend.masked(array, weights != 0)
 
 
-def _of_logits(
+def gradient_of_logits(
     g: Array,
     log_probabilities: Array,
     wanted: Array,
@@ -288,6 +288,7 @@ def _of_logits(
     counts_all: bool,
     shape: Shape,
 ) -> Array:
+    """Return the gradient of scores, from what :func:`cross_entropy` saves."""
     xp = array_module(log_probabilities)
     probabilities = xp.exp(log_probabilities)
     if wanted.ndim == 1:  # the labels themselves
@@ -299,7 +300,7 @@ def _of_logits(
     return backend.reshape(difference * (g / total), shape)
 
 
-cross_entropy.gradients(logits=_of_logits)
+cross_entropy.gradients(logits=gradient_of_logits)
 
 
 @backend.one_line
@@ -388,7 +389,8 @@ def _check_options(
         spec.check("cross_entropy: one of the class weights", weight)
 
 
-def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:
+def check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:
+    """Refuse labels that do not fit scores."""
     if not backend.is_integer(labels.dtype):
         raise not_labels("cross_entropy", labels)
     if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
