@@ -5,6 +5,7 @@ returns what the operation's own function does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,11 +13,16 @@ from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
 from minipipe.core.functional import loss
 from minipipe.core.functional.elementwise import relu
+from minipipe.functional import dropping
 from minipipe.functional.attention import KERNELS as SOFTMAX_KERNELS
+from minipipe.functional.embedding import embedding
 from minipipe.functional.gelu import gelu
 from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.gpu import dropout, updates
+from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import REALS, over_columns, over_elements, over_rows
 from minipipe.gpu.versions import add_version
+from minipipe.optim.rules import SGD, Adam, AdamW
 
 
 def empty(shape: Shape, like: Array) -> Array:
@@ -26,8 +32,16 @@ def empty(shape: Shape, like: Array) -> Array:
 
 # -- activations -----------------------------------------------------------------------
 
-_gelu_erf = over_elements("activations.gelu_erf", num_outputs=2)
-_gelu_tanh = over_elements("activations.gelu_tanh", num_outputs=2)
+
+def _activation(name: str, num_outputs: int) -> Callable[..., None]:
+    """Return a kernel; a compiled step may call another one that adds a bias first."""
+    with_bias = over_rows(f"activations.bias_{name}", num_outputs)
+    return over_elements(f"activations.{name}", num_outputs, with_bias=with_bias)
+
+
+_gelu_erf = _activation("gelu_erf", num_outputs=2)
+_gelu_tanh = _activation("gelu_tanh", num_outputs=2)
+_relu_kernel = _activation("relu", num_outputs=1)
 _relu_gradient = over_elements("activations.relu_gradient", num_outputs=1)
 
 
@@ -42,8 +56,20 @@ def _gelu(x: Array, approximate: bool = False) -> Arrays:
     return value, slope
 
 
+def _is_real(array: Array) -> bool:
+    return backend.numpy_dtype(array.dtype).name in REALS
+
+
+def _relu(x: Array) -> Array:
+    if not _is_real(x):  # halves, and integers
+        return backend.positive_part(x)
+    result = empty(x.shape, x)
+    _relu_kernel(backend.contiguous(x), result)
+    return result
+
+
 def _of_relu(g: Array, result: Array) -> Array:
-    if backend.numpy_dtype(g.dtype).name not in REALS:
+    if not _is_real(g):
         return backend.masked_like(g, result)
     gradient = empty(g.shape, g)
     _relu_gradient(backend.contiguous(g), backend.contiguous(result), gradient)
@@ -188,7 +214,7 @@ def _of_logits(
 
 ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
     gelu: {"forward": _gelu},
-    relu: {"a": _of_relu},
+    relu: {"forward": _relu, "a": _of_relu},
     layer_norm: {
         "forward": _layer_norm,
         "products": lambda g: None,  # no gradient needs it here
@@ -203,10 +229,21 @@ ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
         "weight": _of_weight,
     },
     loss.cross_entropy: {"forward": _cross_entropy, "logits": _of_logits},
+    embedding: {"weight": gradient_of_weight},
+    dropping._dropout: {"a": dropout.kept},
 }
 """By operation, its functions for arrays of a GPU: ``forward``, and by the names of
 inputs and shared values their gradients; see ``versions.py``.
 """
+
+TABLES: list[tuple[dict[str, Any], Any]] = [
+    (SOFTMAX_KERNELS, (_weights, _score_gradient)),
+    (dropping.KERNELS, dropout.dropped),
+    (SGD.launches, updates.sgd),
+    (Adam.launches, partial(updates.adam, is_decoupled=False)),
+    (AdamW.launches, partial(updates.adam, is_decoupled=True)),
+]
+"""Tables of functions by the name of the array module, with those for a GPU."""
 
 _installed: set[str] = set()
 
@@ -221,4 +258,5 @@ def install(xp: ModuleType) -> None:
     _installed.add(name)
     for function, versions in ENTRIES.items():
         add_version(function, name, **versions)
-    SOFTMAX_KERNELS[name] = _weights, _score_gradient
+    for table, version in TABLES:
+        table[name] = version

@@ -77,16 +77,19 @@ def launch(
     _function(module, file, name, real)((blocks,), (threads,), arguments)
 
 
-def over_elements(kernel: str, num_outputs: int) -> Callable[..., None]:
+def over_elements(
+    kernel: str, num_outputs: int, per_thread: int = 1, **marks: Any
+) -> Callable[..., None]:
     """Return a function that launches a kernel with one thread for each element of its
-    first argument, whose number is the kernel's last argument.
+    first argument, or for several, whose number is the kernel's last argument.
+    ``marks`` are as in :func:`backend.kernel`.
     """
 
     def run(first: Array, *others: Any) -> None:
-        blocks = -(-first.size // 256)
+        blocks = -(-first.size // (256 * per_thread))
         launch(kernel, first, blocks, 256, first, *others, first.size)
 
-    return _named(run, kernel, num_outputs)
+    return _named(run, kernel, num_outputs, **marks)
 
 
 def over_rows(kernel: str, num_outputs: int) -> Callable[..., None]:
@@ -120,7 +123,7 @@ def over_columns(kernel: str, num_outputs: int) -> Callable[..., None]:
 
 
 def _named(
-    run: Callable[..., None], kernel: str, num_outputs: int
+    run: Callable[..., None], kernel: str, num_outputs: int, **marks: Any
 ) -> Callable[..., None]:
     run.__name__ = kernel.rpartition(".")[2]  # in the source of a compiled step
-    return backend.kernel(run, num_outputs)
+    return backend.kernel(run, num_outputs, **marks)

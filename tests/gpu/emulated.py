@@ -105,8 +105,9 @@ def installed():
     try:
         yield
     finally:
-        entries.SOFTMAX_KERNELS.pop(NAME)
         entries._installed.discard(NAME)
+        for table, _ in entries.TABLES:
+            del table[NAME]
         for function, forward, steps, shared in before:
             set_forward(function, forward)
             function.operation.steps = steps

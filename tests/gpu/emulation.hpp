@@ -24,13 +24,16 @@ struct Dim {
 static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 #define __global__
-#define __device__
+#define __device__ static
 #define __host__
 #define __forceinline__ inline
 #define __restrict__
 #define __launch_bounds__(...)
 #define __constant__ static
-#define __shared__ static  // blocks run one after the other
+// Blocks run one after the other: they share the memory, full of NaN at first.
+#define __shared__ static __attribute__((section("shared")))
+__shared__ __attribute__((used)) double some_shared_memory;
+extern "C" char __start_shared[], __stop_shared[];
 
 enum State { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, ENDED };
 
@@ -122,6 +125,12 @@ template <class T> T atomicAdd(T* address, T value) {
     *address += value;
     return old;
 }
+static unsigned atomicOr(unsigned* address, unsigned value) {
+    unsigned old = *address;
+    *address |= value;
+    return old;
+}
+static int __ffs(int bits) { return __builtin_ffs(bits); }
 
 static bool release(unsigned first, unsigned end, State waiting) {
     unsigned num_waiting = 0, num_ended = 0;
@@ -140,6 +149,7 @@ static bool release(unsigned first, unsigned end, State waiting) {
 // Runs each warp as far as it goes without the others, the first or the last one first:
 // a barrier that is missing makes a difference.
 static bool run_block(unsigned num_threads, bool is_reversed) {
+    memset(__start_shared, 255, __stop_shared - __start_shared);
     for (unsigned i = 0; i < num_threads; i++) {
         fibers[i].state = RUNS;
         fibers[i].num_shuffles = 0;

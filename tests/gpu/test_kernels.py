@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Tensor, functional, optim, random_key, spawn
+from minipipe import Pipeline, Tensor, functional, nn, optim, random_key, spawn
 from minipipe.core.functional import loss
 from minipipe.errors import MinipipeError
 from tests.compile import device
@@ -101,6 +101,14 @@ def test_gelu(shape, is_approximate, dtype):
 def test_relu(shape, dtype):
     x = RANDOM.normal(size=shape)
     check(functional.relu, [x], RANDOM.normal(size=shape), dtype)
+
+
+def test_relu_of_what_is_no_number_and_of_halves():
+    x = np.array([np.nan, -np.inf, np.inf, -0.0, -1.0, 2.0])
+    for dtype in ("f2", "f4", "f8"):
+        plain, kernel = both(functional.relu, [x.astype(dtype)], x.astype(dtype))
+        assert [each.dtype for each in kernel] == [np.dtype(dtype)] * 2
+        np.testing.assert_array_equal(kernel, plain)
 
 
 # A row, several, wider than a block, of one element, without rows, of three axes.
@@ -273,7 +281,7 @@ def test_halves_are_computed_in_float32_and_rounded_once(name):
 # needs a few more, where it copies the operands of products.
 LAUNCHES = {
     "gelu": (lambda x: functional.gelu(x), [(4, 6)], (34, 1), (1, 1)),
-    "relu": (lambda x: functional.relu(x), [(4, 6)], (2, 2), (2, 1)),
+    "relu": (lambda x: functional.relu(x), [(4, 6)], (2, 2), (1, 1)),
     "layer_norm": (functional.layer_norm, [(4, 6), (6,), (6,)], (16, 14), (1, 3)),
     "rms_norm": (functional.rms_norm, [(4, 6), (6,)], (9, 9), (1, 2)),
     "cross_entropy": (
@@ -352,6 +360,12 @@ def test_the_threads_of_a_block_wait_for_each_other():
     assert launched(body).tolist() == expected
     with patch.object(emulated.Kernel, "is_reversed", True):
         assert launched(body).tolist() == expected
+
+
+def test_shared_memory_is_full_of_nan_in_each_block():
+    body = "__shared__ double all[64]; out[blockIdx.x * 64 + threadIdx.x] = all[0];"
+    body += "__syncthreads(); all[threadIdx.x] = 1;"
+    assert np.isnan(launched(body)).all()
 
 
 WRONG = {
@@ -448,6 +462,64 @@ def test_graphs_launch_a_kernel_in_place_of_many(graphs):  # noqa: F811
     _, plain = source_and_launches(graphs, "mlp")
     with installed():
         source, kernels = source_and_launches(graphs, "mlp")
-    assert "gelu_erf(t0, v3, v4)" in source and "full(" not in source
-    assert plain == [26, 36, 57]  # backwards, as first contribution or not; forward
-    assert kernels == [24, 34]  # both the forward and the first backward are 24
+    assert "bias_gelu_erf(t0, p5, v2, v3)" in source and "full(" not in source
+    # backwards, as the first contribution or not; forward
+    assert plain == [26, 36, 57]
+    # two less for the gradient of ReLU; 33 for GELU, two for biases
+    assert kernels == [22, 24, 34]
+
+
+class Biased(nn.Module):
+    """A sum with a bias that is read in some way, and layers around it."""
+
+    is_compilable = True
+
+    def __init__(self, read):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 8)
+        self.read = read
+
+    def forward(self, x):
+        return self.last(self.read(self.first(x)))
+
+
+def split(x):
+    return functional.concatenate([functional.gelu(x[:, :4]), x[:, 4:]], axis=1)
+
+
+READS = {
+    # (how the sum is read, whether the kernel adds the bias)
+    "alone": (functional.gelu, True),
+    "reshaped": (lambda x: functional.relu(x.reshape(-1)).reshape(x.shape), False),
+    "through a view": (lambda x: functional.relu(x.reshape(1, -1, 8))[0], True),
+    "read before": (lambda x: functional.exp(x) * functional.gelu(x), False),
+    "read later": (lambda x: functional.gelu(x) * x, False),
+    "read by a backward": (lambda x: functional.gelu(x) + x * x, False),
+    "in part": (split, False),
+    "transposed": (lambda x: functional.gelu(x.T).T, False),
+    "twice": (lambda x: functional.gelu(x) + functional.relu(x), False),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_kernel_adds_the_bias_only_if_it_alone_reads_the_sum(read, monkeypatch):
+    function, is_fused = READS[read]
+
+    def biased():
+        return nn.Sequential(Biased(function), nn.Tanh()), nn.MSELoss()
+
+    monkeypatch.setitem(MODELS, "biased", biased)
+    # The stand-in's own conversions are no conversions by the layer.
+    monkeypatch.setattr("minipipe.compile.trace._is_library", lambda frame: True)
+
+    def run(group):
+        own = schedule_of("1f1b", group.size)
+        eager, _ = trained(group, "biased", own, device, False)
+        compiled, pipeline = trained(group, "biased", own, device, True)
+        return eager == compiled, pipeline.source(0)
+
+    with installed():
+        is_same, source = spawn(run, num_ranks=1)[0]
+    assert is_same
+    assert ("bias_" in source) == is_fused, source

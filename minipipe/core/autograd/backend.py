@@ -88,7 +88,9 @@ def on_host(
     return one_line(function, is_on_host=True, reads_values=reads_values)
 
 
-def kernel(function: Callable[..., Any], num_outputs: int) -> Callable[..., None]:
+def kernel(
+    function: Callable[..., Any], num_outputs: int, **marks: Any
+) -> Callable[..., None]:
     """Return a function as :func:`one_line` does, which writes into its last arguments:
     arrays that exist.
 
@@ -104,7 +106,7 @@ def kernel(function: Callable[..., Any], num_outputs: int) -> Callable[..., None
     >>> out
     array([2., 2.])
     """
-    return one_line(function, num_outputs=num_outputs)
+    return one_line(function, num_outputs=num_outputs, **marks)
 
 
 PRODUCTS: dict[str, Callable[..., Array]] = {}
