@@ -1,4 +1,4 @@
-"""Kernels for a GPU, in CUDA C++, in place of many calls of an array module; see README.md.
+"""Kernels for a GPU, in CUDA C++, in place of many calls; see README.md.
 
 ``install`` gives operations their entries for a module.
 """
