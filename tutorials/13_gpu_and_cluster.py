@@ -189,7 +189,7 @@ assert abs(ended - (8 * 5 + 2)) < 1e-9 and round(100 * busy) == 38
 # A faster GPU would not help. That is why microbatches must not be too small on a GPU,
 # even less so than on a CPU: a launch costs the same for one row as for a thousand. (A
 # *CUDA graph* launches a whole list of kernels at once. A compiled step, in lesson 17,
-# follows the same idea.)
+# runs each F, B or W as one.)
 #
 # ## Synchronise rarely
 #
@@ -274,7 +274,7 @@ assert two.makespan == 4 * 6 + 3 == 27
 # | waiting | after each action, before each message | only where a value is needed; events between streams |
 # | a copy and a computation of one rank | one after the other | overlap |
 # | messages | MPI: device arrays or pinned staging | NCCL, itself a kernel in a stream |
-# | launches | each operation by itself | CUDA graphs, fused kernels |
+# | launches | each operation by itself, or a CUDA graph for each action (`compile=True`) | CUDA graphs |
 # | times in a timeline | of the action, with all its launches | of events on the GPU |
 #
 # So a rank of minipipe gives up the overlap within itself. The overlap *between* ranks,

@@ -8,7 +8,7 @@ then on all these kernels, their graph, are one launch::
     section   runs        is captured, launched   is launched
 
 A section has a graph for each of its slots, and for a first contribution or not. Its
-arrays stay where they are, or are copied into arrays that stay. The first call runs on
+arrays stay at their addresses, or are copied into arrays that stay. The first call runs on
 the stream that captures: it loads the kernels, and fills a pool of memory. Nothing here
 waits for the device.
 
@@ -152,7 +152,7 @@ class SectionGraphs:
         self._function = function
         self._makes, self._reads = stashes
         self._cuda = xp.cuda
-        # What a later section reads is in use while other graphs run.
+        # Other graphs run while later sections still need such values.
         self._pool = None if self._makes else xp.cuda.MemoryPool()
         self._begin = sum(name == "first" or name[:4] == "slot" for name in names)
         self._num_results = sum(name[:3] == "out" for name in names)

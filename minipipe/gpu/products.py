@@ -2,8 +2,8 @@
 
 CuPy refuses to call cuBLAS then, because its handle may need memory or another stream.
 Here every stream has a handle of its own, with a workspace that exists. cuBLAS reads
-transposed operands and broadcast ones in place, where CuPy copies both operands of
-a product with more than two axes.
+transposed operands and broadcast ones in place; CuPy copies both operands of a product
+with more than two axes.
 
 cuBLAS expects columns one after the other, and NumPy rows. A matrix of rows is the
 transpose of one of columns, so it computes ``out.T = b.T @ a.T``.
@@ -11,9 +11,9 @@ transpose of one of columns, so it computes ``out.T = b.T @ a.T``.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
+from ctypes import CDLL, byref, c_double, c_float, c_longlong, c_size_t, c_void_p
 from importlib import import_module
 from itertools import pairwise
 from math import prod
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.backend import Array, Shape
+from minipipe.core.autograd.backend import Array
 from minipipe.gpu.precision import allows_tf32
 
 WORKSPACE = 32 << 20
@@ -31,36 +31,19 @@ WORKSPACE = 32 << 20
 MOST_LAUNCHES = 4
 """Launches for one product, rather than copies of operands whose batch has no stride."""
 
-# By dtype, its number in cudaDataType_t, and the number of its sums in
-# cublasComputeType_t: halves are added up in float32.
+# By dtype: its number in cudaDataType_t, the number of its sums in cublasComputeType_t,
+# and the factors of the product and of the earlier result. Halves add up in float32.
+_FLOATS = 68, byref(c_float(1)), byref(c_float(0))
 _KINDS = {
-    "float16": (2, 68),
-    "bfloat16": (14, 68),
-    "float32": (0, 68),
-    "float64": (1, 70),
+    "float16": (2, *_FLOATS),
+    "bfloat16": (14, *_FLOATS),
+    "float32": (0, *_FLOATS),
+    "float64": (1, 70, byref(c_double(1)), byref(c_double(0))),
 }
 _TF32 = 77  # sums in float32 of products of operands that are rounded to TF32
 _FULL_SUMS = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 _DEFAULT = -1  # CUBLAS_GEMM_DEFAULT
 _LARGEST = 2**31 - 1  # of a length
-_FACTORS = {  # of the product, and of what the result was before
-    70: (ctypes.byref(ctypes.c_double(1.0)), ctypes.byref(ctypes.c_double(0.0))),
-    68: (ctypes.byref(ctypes.c_float(1.0)), ctypes.byref(ctypes.c_float(0.0))),
-}
-_INT, _POINTER, _STRIDE = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
-_OPERAND = [_POINTER, _INT, _INT]  # address, dtype, stride of columns
-_HEAD = [_POINTER, *[_INT] * 5, _POINTER]
-_PARAMETERS = {
-    "cublasCreate_v2": [_POINTER],
-    "cublasSetStream_v2": [_POINTER, _POINTER],
-    "cublasSetWorkspace_v2": [_POINTER, _POINTER, ctypes.c_size_t],
-    "cublasSetMathMode": [_POINTER, _INT],
-    "cublasGemmEx": [*_HEAD, *_OPERAND * 2, _POINTER, *_OPERAND, _INT, _INT],
-    "cublasGemmStridedBatchedEx": [
-        *(*_HEAD, *[*_OPERAND, _STRIDE] * 2, _POINTER),
-        *(*_OPERAND, _STRIDE, _INT, _INT, _INT),
-    ],
-}
 
 
 def install(xp: ModuleType) -> None:
@@ -68,7 +51,8 @@ def install(xp: ModuleType) -> None:
     try:
         # A library answers for those that it was linked to: this is CuPy's own cuBLAS,
         # of CUDA 12 or 13.
-        library = Library(ctypes.CDLL(_wrapper()))
+        library = CDLL(_wrapper())
+        assert library.cublasGemmStridedBatchedEx
     except (ImportError, OSError, AttributeError):
         return  # then sections have no graphs, and the report tells why
     backend.PRODUCTS[xp.__name__] = product_of(Products(xp, library))
@@ -79,31 +63,6 @@ def _wrapper() -> str | None:
     return import_module("cupy_backends.cuda.libs.cublas").__file__
 
 
-class Library:
-    """The functions of cuBLAS; an error of one is raised.
-
-    Parameters
-    ----------
-    loaded : ctypes.CDLL
-
-    Raises
-    ------
-    AttributeError
-        The library lacks one of them.
-    """
-
-    def __init__(self, loaded: Any) -> None:
-        self._functions = {name: getattr(loaded, name) for name in _PARAMETERS}
-        for name, function in self._functions.items():
-            function.argtypes = _PARAMETERS[name]
-
-    def __call__(self, name: str, *arguments: Any) -> None:
-        """Call a function."""
-        status = self._functions[name](*arguments)
-        if status:
-            raise RuntimeError(f"{name} of cuBLAS fails with status {status}")
-
-
 class Products:
     """The products of a module's arrays.
 
@@ -111,28 +70,36 @@ class Products:
     ----------
     xp : module
         CuPy, or one with its names.
-    library : Library
+    library : ctypes.CDLL
+        It has the functions of cuBLAS.
     """
 
-    def __init__(self, xp: Any, library: Callable[..., None]) -> None:
+    def __init__(self, xp: Any, library: Any) -> None:
         self._xp = xp
         self._library = library
         self._of_thread = threading.local()
 
-    def __call__(self, a: Array, b: Array, out: Array | None) -> Array:
-        """Return the product over the last two axes, in ``out`` if it is given."""
-        shapes = _shapes(a, b)
-        if shapes is None:
+    def __call__(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Return the product over the last two axes, in ``out`` if it is given: an array
+        in C order.
+        """
+        left = a[None, :] if a.ndim == 1 else a
+        right = b[:, None] if b.ndim == 1 else b
+        lengths = *left.shape, *right.shape
+        fits = 0 not in (a.ndim, b.ndim) and left.shape[-1] == right.shape[-2]
+        is_known = a.dtype == b.dtype and a.dtype.name in _KINDS
+        if not (fits and is_known and max(lengths) <= _LARGEST):
             result = self._xp.matmul(a, b)  # which also tells what is wrong
-        elif out is not None and out.flags.c_contiguous:
-            self._write(*_matrices(a, b), out.reshape(shapes[1]))
+            if out is None:
+                return result
+            out[...] = result
             return out
-        else:
-            result = self._xp.empty(shapes[0], dtype=a.dtype)
-            self._write(*_matrices(a, b), result.reshape(shapes[1]))
+        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        rows, columns = left.shape[-2:-1], right.shape[-1:]
         if out is None:
-            return result
-        out[...] = result
+            shape = batch + rows * (a.ndim > 1) + columns * (b.ndim > 1)
+            out = self._xp.empty(shape, dtype=a.dtype)
+        self._write(left, right, out.reshape(batch + rows + columns))
         return out
 
     def _write(self, a: Array, b: Array, out: Array) -> None:
@@ -142,35 +109,31 @@ class Products:
         if a.shape[-1] == 0:
             out.fill(0)
             return
-        if b.ndim == 2 and a.flags.c_contiguous and a.size <= _LARGEST:
-            # one product of all rows
-            a = a.reshape(-1, a.shape[-1])
-            out = out.reshape(-1, out.shape[-1])
         batch = out.shape[:-2]
         a = self._xp.broadcast_to(a, batch + a.shape[-2:])
         b = self._xp.broadcast_to(b, batch + b.shape[-2:])
-        if None in (_batch_stride(a), _batch_stride(b)) and batch[0] <= MOST_LAUNCHES:
+        if None in (_distance(a), _distance(b)) and batch[0] <= MOST_LAUNCHES:
             for i in range(batch[0]):
                 self._write(a[i], b[i], out[i])
             return
-        self._launch(_readable(a), _readable(b), out)
-
-    def _launch(self, a: Array, b: Array, out: Array) -> None:
+        a, b = _readable(a), _readable(b)
         m, n = out.shape[-2:]
-        number, sums = _KINDS[out.dtype.name]
-        one, zero = _FACTORS[sums]
-        if sums == 68 and number == 0 and allows_tf32():
+        kind, sums, one, zero = _KINDS[out.dtype.name]
+        if kind == 0 and allows_tf32():
             sums = _TF32
-        size = prod(out.shape[:-2])
-        factors = []
-        for each in (b, a):
-            pointer = each.data.ptr, number, _order(each)[1]
-            factors.append([*pointer, *[_batch_stride(each)] * (size > 1)])
-        target = [out.data.ptr, number, n, *[m * n, size] * (size > 1)]
-        name = "cublasGemmStridedBatchedEx" if size > 1 else "cublasGemmEx"
-        head = self._handle(), _order(b)[0], _order(a)[0], n, m, a.shape[-1], one
-        self._library(
-            name, *head, *factors[0], *factors[1], zero, *target, sums, _DEFAULT
+        b_turned, *of_b = _operand(b, kind)
+        a_turned, *of_a = _operand(a, kind)
+        head = self._handle(), b_turned, a_turned, n, m, a.shape[-1], one
+        target, ends = (c_void_p(out.data.ptr), kind, n), (sums, _DEFAULT)
+        size = prod(batch)
+        if size == 1:
+            self._call("cublasGemmEx", *head, *of_b, *of_a, zero, *target, *ends)
+            return
+        of_b.append(c_longlong(_distance(b) or 0))
+        of_a.append(c_longlong(_distance(a) or 0))
+        name = "cublasGemmStridedBatchedEx"
+        self._call(
+            name, *head, *of_b, *of_a, zero, *target, c_longlong(m * n), size, *ends
         )
 
     def _handle(self) -> Any:
@@ -180,14 +143,20 @@ class Products:
         key = cuda.runtime.getDevice(), stream
         handles = self._of_thread.__dict__.setdefault("handles", {})
         if key not in handles:
-            handle, workspace = ctypes.c_void_p(), cuda.Memory(WORKSPACE)
-            self._library("cublasCreate_v2", ctypes.byref(handle))
+            handle, memory = c_void_p(), cuda.Memory(WORKSPACE)
+            workspace = c_void_p(memory.ptr), c_size_t(WORKSPACE)
+            self._call("cublasCreate_v2", byref(handle))
             # This takes an earlier workspace away.
-            self._library("cublasSetStream_v2", handle, stream)
-            self._library("cublasSetWorkspace_v2", handle, workspace.ptr, WORKSPACE)
-            self._library("cublasSetMathMode", handle, _FULL_SUMS)
-            handles[key] = handle, workspace
+            self._call("cublasSetStream_v2", handle, c_void_p(stream))
+            self._call("cublasSetWorkspace_v2", handle, *workspace)
+            self._call("cublasSetMathMode", handle, _FULL_SUMS)
+            handles[key] = handle, memory
         return handles[key][0]
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise RuntimeError(f"{name} of cuBLAS fails with status {status}")
 
 
 def product_of(products: Products) -> Callable[..., Array]:
@@ -199,37 +168,17 @@ def product_of(products: Products) -> Callable[..., Array]:
     return backend.one_line(multiplied, has_out=True)
 
 
-def _shapes(a: Array, b: Array) -> tuple[Shape, Shape] | None:
-    """Return the shape of a product, and that with the axes of vectors; None if cuBLAS
-    has no such product.
-    """
-    if a.dtype != b.dtype or a.dtype.name not in _KINDS or 0 in (a.ndim, b.ndim):
-        return None
-    left, right = _matrices(a, b)
-    if left.shape[-1] != right.shape[-2] or max(*a.shape, *b.shape, 1) > _LARGEST:
-        return None
-    try:
-        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    except ValueError:
-        return None
-    rows, columns = left.shape[-2:-1], right.shape[-1:]
-    return batch + rows * (a.ndim > 1) + columns * (b.ndim > 1), batch + rows + columns
-
-
-def _matrices(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return a vector on the left as a row, and one on the right as a column."""
-    if a.ndim == 1:
-        a = a[None, :]
-    if b.ndim == 1:
-        b = b[:, None]
-    return a, b
-
-
 def _readable(x: Array) -> Array:
-    """Return an operand as cuBLAS reads it: a copy, if it cannot read this one."""
-    if _order(x)[1] and _batch_stride(x) is not None:
-        return x
-    return x.copy()  # in C order
+    """Return an operand as cuBLAS reads it: a copy in C order, if it cannot read x."""
+    return x if _order(x)[1] and _distance(x) is not None else x.copy()
+
+
+def _operand(x: Array, kind: int) -> list[Any]:
+    """Return whether the columns of an operand lie one after the other, its address, the
+    number of its dtype, and the distance of columns or rows.
+    """
+    is_turned, between = _order(x)
+    return [is_turned, c_void_p(x.data.ptr), kind, between]
 
 
 def _order(x: Array) -> tuple[int, int]:
@@ -251,12 +200,10 @@ def _order(x: Array) -> tuple[int, int]:
     return 0, 0
 
 
-def _batch_stride(x: Array) -> int | None:
+def _distance(x: Array) -> int | None:
     """Return the distance of two matrices of a batch in elements; None if it differs."""
     pairs = [pair for pair in zip(x.shape[:-2], x.strides[:-2]) if pair[0] > 1]
-    if any(outer != n * inner for (_, outer), (n, inner) in pairwise(pairs)):
-        return None
-    if not pairs:
-        return 0
-    stride = pairs[-1][1]
-    return None if stride < 0 else stride // x.itemsize
+    is_one = all(outer == n * inner for (_, outer), (n, inner) in pairwise(pairs))
+    if not pairs or not is_one or pairs[-1][1] < 0:
+        return None if pairs else 0
+    return pairs[-1][1] // x.itemsize
