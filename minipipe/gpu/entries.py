@@ -152,7 +152,7 @@ def _weights(
 
 
 def _score_gradient(g: Array, weights: Array, dropped: Array) -> Array:
-    """Return the gradient of scores, from that of dropped-out weights."""
+    """Return the gradient of scores, from g, the gradient of dropped-out weights."""
     gradient = empty(g.shape, g)
     kept = backend.contiguous(weights), backend.contiguous(dropped)
     _gradient_of_scores(backend.contiguous(g), *kept, gradient)

@@ -369,8 +369,10 @@ def test_shared_memory_is_full_of_nan_in_each_block():
 
 
 WRONG = {
-    "a barrier for some threads": "if (threadIdx.x < 40) __syncthreads(); else while (1) __shfl_sync(-1, 1, 0);",
-    "a shuffle of half a warp": "if (threadIdx.x % 2) __shfl_xor_sync(0xffffffff, 1.0, 1);",
+    "a barrier for some threads": """
+        if (threadIdx.x < 40) __syncthreads(); else while (1) __shfl_sync(-1, 1, 0);
+    """,
+    "a shuffle of half a warp": "if (threadIdx.x % 2) __shfl_xor_sync(-1, 1.0, 1);",
     "a shuffle beside a barrier": "if (threadIdx.x % 2) __syncthreads(); __syncwarp();",
 }
 
