@@ -95,7 +95,7 @@ def closure(*modules):
         ),
         pytest.param(
             closure("pipeline.pipeline"),
-            13_015,
+            13_020,
             96,
             id="a pipeline and what it reaches",
         ),

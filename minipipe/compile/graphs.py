@@ -19,9 +19,11 @@ capture refuses runs without a graph, and the report tells why.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -32,8 +34,6 @@ from minipipe.core.autograd.backend import Array, array_module, is_array
 
 MOST_CHANGES = 8
 """Times that a graph is captured again before its section runs without graphs."""
-
-_of_thread = threading.local()
 
 
 def can_capture(xp: ModuleType) -> bool:
@@ -57,12 +57,16 @@ def as_graphs(sections: Sections, functions: Functions, reason: str = "") -> Fun
         return functions
     graphs = dict(functions)
     for section, stashes in sections.stashes_of(functions).items():
-        names = sections.parameters[section]
-        against = reason
+        made = SectionGraphs(
+            functions[section],
+            sections.parameters[section],
+            stashes,
+            sections.dialect.xp,
+        )
+        made.reason = reason
         if sections.has_leaves and section not in ("forward", "recompute"):
-            against = reason or "its gradients are new arrays in each step"
-        xp = sections.dialect.xp
-        graphs[section] = SectionGraphs(functions[section], names, stashes, xp, against)
+            made.reason = reason or "its gradients are new arrays in each step"
+        graphs[section] = made
     return graphs
 
 
@@ -77,6 +81,7 @@ def note_of(functions: Functions) -> str:
     return f", but without graphs of {', '.join(refused)}"
 
 
+@dataclass(eq=False)
 class Graph:
     """The graph of a section for some slots; until it is captured, what it will need.
 
@@ -84,10 +89,10 @@ class Graph:
     ----------
     values : list of object
         Its arguments that stay, and what it reads of earlier sections.
-    own : dict of int to array
-        By position of an argument that does not stay, the array that stands in for it.
     pool : MemoryPool
         The memory of arrays that the section allocates: the graph writes into it.
+    own : dict of int to array
+        By position of an argument that does not stay, the array that stands in for it.
     launch : function or None
     kept : list of object
         What it keeps for later sections.
@@ -97,14 +102,13 @@ class Graph:
         The times that it had to be captured again.
     """
 
-    def __init__(self, values: list[Any], pool: Any) -> None:
-        self.values = values
-        self.own: dict[int, Array] = {}
-        self.pool = pool
-        self.launch: Callable[[], None] | None = None
-        self.kept: list[Any] = []
-        self.result: Any = None
-        self.num_changes = 0
+    values: list[Any]
+    pool: Any
+    own: dict[int, Array] = field(default_factory=dict)
+    launch: Callable[[], None] | None = None
+    kept: list[Any] = field(default_factory=list)
+    result: Any = None
+    num_changes: int = 0
 
     def moved(self, values: list[Any]) -> list[int]:
         """Return the positions of arguments that are others than before."""
@@ -129,12 +133,11 @@ class SectionGraphs:
         The lists, by slot, of values that it keeps, and of those that it reads; with
         the position of the parameter that is the slot.
     xp : module
-    reason : str
-        Why it runs without graphs; empty if it need not.
 
     Attributes
     ----------
     reason : str
+        Why it runs without graphs; empty if it need not.
     graphs : dict of tuple to Graph
         By slots, and whether this is a first contribution.
     """
@@ -145,13 +148,12 @@ class SectionGraphs:
         names: Sequence[str],
         stashes: tuple[Sequence[Stash], Sequence[Stash]],
         xp: Any,
-        reason: str = "",
     ) -> None:
-        self.reason = reason
+        self.reason = ""
         self.graphs: dict[tuple[Any, ...], Graph] = {}
         self._function = function
         self._makes, self._reads = stashes
-        self._cuda = xp.cuda
+        self._xp, self._cuda = xp, xp.cuda
         # Other graphs run while later sections still need such values.
         self._pool = None if self._makes else xp.cuda.MemoryPool()
         self._begin = sum(name == "first" or name[:4] == "slot" for name in names)
@@ -201,10 +203,14 @@ class SectionGraphs:
         self.reason = reason
         self.graphs.clear()
 
+    def _stream(self) -> Any:
+        device = self._cuda.runtime.getDevice()
+        return _stream_of(self._xp, device, threading.get_ident())
+
     def _run_first(self, graph: Graph, given: tuple[Any, ...]) -> Any:
         """Run the section on the stream that will capture it."""
         current = self._cuda.get_current_stream()
-        stream = _stream_of(self._cuda)
+        stream = self._stream()
         stream.wait_event(current.record())
         try:
             with stream, self._cuda.using_allocator(graph.pool.malloc):
@@ -215,16 +221,24 @@ class SectionGraphs:
     def _captured(self, graph: Graph, given: tuple[Any, ...]) -> bool:
         """Capture the section over arrays that stay; return whether it could be."""
         staying = iter([graph.own.get(i, each) for i, each in enumerate(graph.values)])
-        arguments = [_replaced(each, staying) for each in given[self._begin :]]
-        run = partial(self._function, *given[: self._begin], *arguments)
-        stream = _stream_of(self._cuda)
+        arguments = [
+            tuple(islice(staying, len(each))) if type(each) is tuple else next(staying)
+            for each in given[self._begin :]
+        ]
+        stream = self._stream()
         try:
             with stream, self._cuda.using_allocator(graph.pool.malloc):
-                graph.launch, graph.result = _capture(stream, run)
+                stream.begin_capture()
+                graph.result = self._function(*given[: self._begin], *arguments)
+                graph.launch = stream.end_capture().launch
         except Exception as error:
-            _streams().clear()  # an invalid capture may have spoilt it
+            _stream_of.cache_clear()  # an invalid capture may have spoilt it
             self._refuse(f"a capture refuses it: {error}")
             return False
+        finally:
+            with suppress(Exception):
+                if stream.is_capturing():  # after an error
+                    stream.end_capture()
         graph.kept = [stash[given[i]] for stash, i in self._makes]
         pairs = enumerate(graph.values)  # a graph keeps nothing of a microbatch
         graph.values = [None if i in graph.own else each for i, each in pairs]
@@ -257,12 +271,6 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     return values
 
 
-def _replaced(value: Any, others: Iterator[Any]) -> Any:
-    if type(value) is tuple:
-        return tuple(next(others) for _ in value)
-    return next(others)
-
-
 def _like(array: Array) -> Array:
     """Return a new array with the shape of another, and the order of its axes."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
@@ -271,26 +279,7 @@ def _like(array: Array) -> Array:
     return made.transpose(tuple(np.argsort(order).tolist()))
 
 
-def _capture(stream: Any, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """Return the launch of a graph of a function's kernels, and the function's result."""
-    stream.begin_capture()
-    try:
-        result = run()
-    except BaseException:
-        with suppress(Exception):  # the first error tells why
-            stream.end_capture()
-        raise
-    return stream.end_capture().launch, result
-
-
-def _streams() -> dict[Any, Any]:
-    return _of_thread.__dict__.setdefault("streams", {})
-
-
-def _stream_of(cuda: Any) -> Any:
-    """Return the stream of this thread that captures on its device."""
-    streams = _streams()
-    key = id(cuda), cuda.runtime.getDevice()
-    if key not in streams:
-        streams[key] = cuda.Stream(non_blocking=True)
-    return streams[key]
+@lru_cache(maxsize=64)
+def _stream_of(xp: Any, device: int, thread: int) -> Any:
+    """Return the stream that captures on a device in a thread."""
+    return xp.cuda.Stream(non_blocking=True)

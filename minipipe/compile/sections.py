@@ -242,18 +242,16 @@ class Sections:
         self, functions: Functions
     ) -> dict[str, tuple[list[Stash], list[Stash]]]:
         """Return the stashes that each section fills, and those that it reads."""
-        layout = self._layout
         found = {}
-        for section in layout.places.sections:
+        for section in self._layout.places.sections:
             names = self.parameters[section]
-            fills, reads = list[Stash](), list[Stash]()
+            pair = list[Stash](), list[Stash]()
             for i, (first, _) in enumerate(self.lifetimes):
-                name = layout.list_of_stashes(i)
-                if layout.stashes[i] and f"slot{i}" in names:
-                    stash = functions["forward"].__globals__[name]
-                    target = fills if first == section else reads
-                    target.append((stash, names.index(f"slot{i}")))
-            found[section] = fills, reads
+                name = self._layout.list_of_stashes(i)
+                stash = functions["forward"].__globals__.get(name)
+                if stash is not None and f"slot{i}" in names:
+                    pair[first != section].append((stash, names.index(f"slot{i}")))
+            found[section] = pair
         return found
 
     def _names_of_lists(self, lifetime: int) -> list[str]:

@@ -416,7 +416,7 @@ def shares(
 
 
 def _known(part: Payload) -> Any:
-    """Return targets in NumPy's memory, if that is where they came from."""
+    """Return targets in NumPy's memory, if they were copied from it."""
     return part.rebuilt(list(map(known, part.arrays)))
 
 

@@ -456,7 +456,13 @@ class Optimiser(Familiar, ABC):
         data = one.data
         xp = backend.array_module(data)
         master = state.get(MASTER)
-        is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
+        is_known: Any = False
+        if master is not None:
+            is_known = xp.all(xp.astype(master, data.dtype) == data)
+            if xp is not np and not isinstance(one, Run):
+                # a device chooses, and is not waited for
+                master = xp.where(is_known, master, xp.astype(data, xp.float32))
+                is_known = True
         # of some parameters only
         if not is_known and isinstance(one, Run) and master is not None:
             one.is_divided = True

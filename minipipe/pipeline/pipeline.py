@@ -1227,7 +1227,7 @@ class Pipeline(FamiliarPipeline):
 
     def compile_report(self) -> str:
         """Return a message: which stages of this rank are compiled, and why others run
-        eagerly. Local.
+        eagerly; of a GPU, also whether sections are launched as CUDA graphs. Local.
 
         Examples
         --------

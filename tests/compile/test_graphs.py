@@ -304,7 +304,7 @@ def test_a_first_run_waits_for_the_current_stream_and_is_awaited(which, monkeypa
         run(array(1) + array(1), out)
         out + out
     device_streams._of_thread.streams.clear()
-    graphs._streams().clear()
+    graphs._stream_of.cache_clear()
 
 
 # -- whole steps -----------------------------------------------------------------------

@@ -309,3 +309,24 @@ def test_a_mask_of_a_batch_is_checked_on_the_host(wrong):
         else:
             assert not wrong
         assert counts["read"] == 0
+
+
+def test_master_values_are_compared_on_the_device():
+    """All are made anew if one value was changed by hand, as in NumPy."""
+    found = []
+    for module in (np, device):
+        layer = nn.Linear(3, 8, dtype=np.float16)
+        layer.initialise(0)
+        layer.to(module)
+        optimiser = optim.SGD(layer.parameters(), 1e-4)
+        with counted() as counts:
+            for step in range(40):
+                for parameter in layer.parameters():
+                    gradient = np.full(parameter.shape, 0.37, np.float16)
+                    parameter.grad = backend.moved(gradient, module)
+                if step % 4 == 2:
+                    layer.weight.data[0, 0] = 0.25
+                optimiser.step()
+            assert counts["read"] == 0
+        found.append([backend.to_numpy(p.data).tobytes() for p in layer.parameters()])
+    assert found[0] == found[1]
