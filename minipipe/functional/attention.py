@@ -36,8 +36,8 @@ from minipipe.functional.dropping import check_probability, dropped
 from minipipe.functional.precision import real_operands
 
 KERNELS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {}
-"""By array module, two functions with a kernel (``minipipe/gpu/entries.py``): from scores
-to weights, and from the gradient of dropped-out weights to that of scores.
+"""By array module, two functions with a kernel (``minipipe/gpu/entries.py``): from
+scores to weights, and from gradients of dropped-out weights to gradients of scores.
 """
 
 _BASE = Spec(

@@ -1,5 +1,5 @@
-"""What a GPU computes in its own way: kernels in CUDA C++, in place of many calls of an
-array module, and products; see README.md.
+"""Kernels in CUDA C++, in place of many calls of an array module, and products; see
+README.md.
 """
 
 from types import ModuleType

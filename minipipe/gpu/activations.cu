@@ -1,5 +1,5 @@
-// Activations: a thread for each element; or, with a bias that is added first, a block for
-// each row.
+// Activations: a thread for each element; or, with a bias that is added first, a block
+// for each row.
 
 // Value and slope of x P(x); P is the distribution function of a normal number.
 __device__ inline void gelu_erf_of(real x, real* value, real* slope) {
@@ -56,7 +56,8 @@ KERNEL bias_relu(const real* x, const real* bias, real* result, long long width)
 }
 
 // The gradient of relu, from its result.
-KERNEL relu_gradient(const real* g, const real* result, real* gradient, long long size) {
+KERNEL relu_gradient(
+    const real* g, const real* result, real* gradient, long long size) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (i < size) gradient[i] = result[i] != 0 ? g[i] : 0;
 }

@@ -1,10 +1,10 @@
-// The softmax of attention over keys, which are rows: a block for 32 columns of a matrix
-// of num_keys rows. A column belongs to a query: queries of heads that share keys lie side
-// by side, num_queries of each.
+// The softmax of attention over keys, which are rows: a block for 32 columns of a
+// matrix of num_keys rows. A column belongs to a query: queries of heads that share
+// keys lie side by side, num_queries of each.
 
-// Query q sees keys 0 to q only, if is_causal, and of them those that the mask shows: of
-// shape (samples, num_keys, mask_width), where mask_width is num_queries, or 1 for all
-// queries alike; null shows all.
+// Query q sees keys 0 to q only, if is_causal, and of these what the mask shows. Its
+// shape is (samples, num_keys, mask_width), where mask_width is num_queries, or 1
+// for all queries alike; null shows all.
 __device__ inline void softmax_of_columns(
     const real* scores, const bool* mask, long long mask_width,
     long long matrices_of_sample, long long num_queries, bool is_causal, real* weights,

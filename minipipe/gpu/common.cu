@@ -5,9 +5,9 @@
 // The larger number; NaN if one is NaN.
 __device__ inline real maximum(real a, real b) { return a != a || a >= b ? a : b; }
 
-// Calls of the threads of a block with one number each: all get the sum, or the maximum.
-// The order is fixed, so the bits are the same in every launch: neighbours 16 lanes apart
-// first, then 8, 4, 2 and 1; then the warps in the same way.
+// All threads of a block call these with one number each, and get the sum or the
+// maximum. The order is fixed, so the bits are the same in every launch: lanes at a
+// distance of 16 first, then of 8, 4, 2 and 1; then the warps in the same way.
 
 const unsigned ALL_LANES = 0xffffffff;
 
@@ -44,8 +44,8 @@ __device__ inline real largest_of_block(real value) {
     return largest_of_warp(of_warps[lane < blockDim.x / 32 ? lane : 0]);
 }
 
-// A block of 32 columns: warp w has rows w, w + num_warps, … of them, a lane one column.
-// Each warp adds up what all warps have found, in the same order.
+// A block of 32 columns: a lane has one column, warp w the rows w, w + num_warps, …
+// of it. Each warp adds up the numbers of all warps, in the same order.
 
 __device__ inline real sum_of_columns(real value) {
     __shared__ real of_warps[32][32];

@@ -20,7 +20,8 @@ KERNEL log_softmax_and_label(
         long long label = labels[blockIdx.x];
         bool exists = 0 <= label && label < width;
         // Labels are checked before; if not, the loss is NaN.
-        of_label[blockIdx.x] = exists ? scores[label] - largest - log_of_sum : log((real)-1);
+        real logarithm = exists ? scores[label] - largest - log_of_sum : log((real)-1);
+        of_label[blockIdx.x] = logarithm;
     }
 }
 

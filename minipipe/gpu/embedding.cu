@@ -13,17 +13,19 @@
 
 // A block of THREADS for each row and COLUMNS * THREADS columns; the first row of an id
 // adds up all, and the others do nothing. Rows of the result without an id stay as they
-// are.
+// are. If the ids are sorted, a block reads its own alone.
 extern "C" __global__ void add_rows(
     const long long* ids, const real* rows, long long num_rows, long long width,
-    real* result) {
+    long long is_sorted, real* result) {
     __shared__ unsigned matches[WINDOW / 32];  // a bit for each id of the window
     const long long num_parts = (width - 1) / (COLUMNS * THREADS) + 1;
     const long long own = blockIdx.x / num_parts, id = ids[own];
     const long long left = blockIdx.x % num_parts * COLUMNS * THREADS + threadIdx.x;
+    if (is_sorted && own > 0 && ids[own - 1] == id) return;
     real sums[LEVELS][COLUMNS];
     long long count = 0;
-    for (long long start = 0; start < num_rows; start += WINDOW) {
+    long long start = is_sorted ? own - own % WINDOW : 0;
+    for (; start < num_rows; start += WINDOW) {
         for (int i = threadIdx.x; i < WINDOW / 32; i += THREADS) matches[i] = 0;
         __syncthreads();
         for (int i = threadIdx.x; i < WINDOW && start + i < num_rows; i += THREADS)
@@ -45,6 +47,7 @@ extern "C" __global__ void add_rows(
                 ++count;
             }
         }
+        if (is_sorted && !(matches[WINDOW / 32 - 1] >> 31)) break;  // no more of them
         __syncthreads();
     }
     int level = 0;

@@ -11,14 +11,16 @@ from minipipe.gpu.kernels import launch
 _THREADS = 128
 _COLUMNS = 4 * _THREADS
 """Columns of a block, as in the source."""
+_MOST_UNSORTED = 1 << 14
+"""More ids are sorted first: each block would read all of them."""
 
 
 @partial(backend.kernel, num_outputs=1)
-def add_rows(rows: Array, ids: Array, result: Array) -> None:
+def add_rows(rows: Array, ids: Array, is_sorted: int, result: Array) -> None:
     """Write the sum of the rows of each id into the row of the result that it names."""
     num_rows, width = rows.shape
     blocks = num_rows * -(-width // _COLUMNS)
-    numbers = num_rows, width
+    numbers = num_rows, width, is_sorted
     launch("embedding.add_rows", rows, blocks, _THREADS, ids, rows, *numbers, result)
 
 
@@ -32,6 +34,11 @@ def gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
     if backend.is_half(g.dtype):
         rows = backend.as_array(rows, xp.float32)
     ids = backend.as_array(backend.reshape(ids, (-1,)), xp.int64)
+    is_sorted = rows.shape[0] > _MOST_UNSORTED
+    if is_sorted:
+        order = xp.argsort(ids, kind="stable")
+        ids = xp.take(ids, order)
+        rows = xp.take(rows, order, axis=0)
     result = xp.zeros(shape, dtype=rows.dtype)
-    add_rows(rows, backend.contiguous(ids), result)
+    add_rows(rows, backend.contiguous(ids), int(is_sorted), result)
     return backend.as_array(result, g.dtype)

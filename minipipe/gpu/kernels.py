@@ -82,6 +82,7 @@ def over_elements(
 ) -> Callable[..., None]:
     """Return a function that launches a kernel with one thread for each element of its
     first argument, or for several, whose number is the kernel's last argument.
+
     ``marks`` are as in :func:`backend.kernel`.
     """
 

@@ -44,7 +44,8 @@ def launched(
     changed: list[Unit] = []
     items: dict[str, list[Item]] = {}
     for one in units:
-        module = backend.array_module(one.data).__name__
+        values = one.data
+        module = backend.array_module(values).__name__
         gradient = None
         if module in launches and not isinstance(one.node, HalfLeaf):
             gradient = one.grad
@@ -52,7 +53,7 @@ def launched(
             others.append(one)
             continue
         state = one.state if isinstance(one, Run) else states[id(one)]
-        items.setdefault(module, []).append((one.data, gradient, state))
+        items.setdefault(module, []).append((values, gradient, state))
         changed.append(one)
     for module, found in items.items():
         launches[module](found, *rule)

@@ -1,5 +1,5 @@
-"""Kernels of ``minipipe/gpu`` on the CPU: g++ compiles their sources, with the threads of
-a block as fibers (``emulation.hpp``), for arrays of the stand-in module.
+"""Kernels of ``minipipe/gpu`` on the CPU: g++ compiles their sources, with the threads
+of a block as fibers (``emulation.hpp``), for arrays of the stand-in module.
 """
 
 import ctypes
@@ -28,7 +28,8 @@ _ERRORS = {
 }
 _KERNEL = re.compile(r'(?:KERNEL|extern "C" __global__ void)\s+(?!__)(\w+)\(')
 _WRAPPER = """
-extern "C" int launch_{name}(const unsigned* dims, void** arguments, const char* kinds) {{
+extern "C" int launch_{name}(
+    const unsigned* dims, void** arguments, const char* kinds) {{
     return launch({name}, dims, arguments, kinds);
 }}
 """
@@ -57,7 +58,7 @@ def load(source):
 
 
 class Kernel:
-    """A kernel that is launched as CuPy launches one; captured, it waits for its graph."""
+    """A kernel, launched as by CuPy; captured, it waits for its graph."""
 
     num_launches = 0
     is_reversed = False  # whether the last warp of a block comes first

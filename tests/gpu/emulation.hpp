@@ -1,9 +1,9 @@
 // CUDA C++ on a CPU: the threads of a block are fibers that take turns.
 //
 // A fiber runs until it has to wait for its warp (a shuffle) or its block
-// (__syncthreads), or ends. Once all of them wait for the same thing they go on. If some
-// wait for what others will never reach, or a kernel shuffles in only a part of a warp,
-// launch() returns an error; a GPU would hang or compute nonsense.
+// (__syncthreads), or ends. Once all of them wait for the same thing they go on. If
+// some wait for what others will never reach, or a kernel shuffles in only a part of a
+// warp, launch() returns an error; a GPU would hang or compute nonsense.
 
 #include <cmath>
 #include <csetjmp>
@@ -138,9 +138,10 @@ static bool release(unsigned first, unsigned end, State waiting) {
         num_waiting += fibers[i].state == waiting;
         num_ended += fibers[i].state == ENDED;
     }
-    // A shuffle needs all lanes; of a block, threads that have ended are not waited for.
-    bool is_complete = num_waiting + num_ended * (waiting == WAITS_FOR_BLOCK) == end - first;
-    if (num_waiting == 0 || !is_complete) return false;
+    // A shuffle needs all lanes; a barrier does not wait for threads that have ended.
+    unsigned num_there = num_waiting;
+    if (waiting == WAITS_FOR_BLOCK) num_there += num_ended;
+    if (num_waiting == 0 || num_there != end - first) return false;
     for (unsigned i = first; i < end; i++)
         if (fibers[i].state == waiting) fibers[i].state = RUNS;
     return true;
@@ -170,7 +171,8 @@ static bool run_block(unsigned num_threads, bool is_reversed) {
             } while (release(first, end, WAITS_FOR_WARP));
         }
         unsigned num_ended = 0;
-        for (unsigned i = 0; i < num_threads; i++) num_ended += fibers[i].state == ENDED;
+        for (unsigned i = 0; i < num_threads; i++)
+            num_ended += fibers[i].state == ENDED;
         if (num_ended == num_threads) return true;
         if (!release(0, num_threads, WAITS_FOR_BLOCK)) {
             for (Fiber& fiber : fibers) fiber.has_begun = false;
@@ -182,7 +184,8 @@ static bool run_block(unsigned num_threads, bool is_reversed) {
 // The kinds of arguments, as CuPy passes them.
 template <class T> char kind() {
     if (is_pointer<T>::value) return 'p';
-    if (is_same<T, long long>::value || is_same<T, unsigned long long>::value) return 'i';
+    if (is_same<T, long long>::value) return 'i';
+    if (is_same<T, unsigned long long>::value) return 'i';
     if (is_same<T, double>::value) return 'd';
     return '?';
 }

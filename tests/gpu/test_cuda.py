@@ -1,4 +1,4 @@
-"""The sources of kernels are CUDA C++: the compilers of CUDA take them without a GPU."""
+"""The sources of kernels are CUDA C++: its compilers take them, without a GPU."""
 
 import shutil
 import subprocess

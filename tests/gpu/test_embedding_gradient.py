@@ -22,6 +22,12 @@ def kernels():
         yield
 
 
+@pytest.fixture(params=[1 << 14, 0], ids=["unsorted", "sorted"])
+def how(request, monkeypatch):
+    """Sort the ids of any gradient, or of none."""
+    monkeypatch.setattr("minipipe.gpu.embedding._MOST_UNSORTED", request.param)
+
+
 def gradient(xp, ids, g, num_rows):
     """Return the gradient of the table of an embedding."""
     zeros = np.zeros((num_rows, g.shape[-1]), g.dtype)
@@ -47,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("how")
 @pytest.mark.parametrize(("count", "num_rows", "width"), CASES)
 def test_rows_of_an_id_are_added_in_the_order_of_numpy(count, num_rows, width):
     random = np.random.default_rng(count)
@@ -54,6 +61,7 @@ def test_rows_of_an_id_are_added_in_the_order_of_numpy(count, num_rows, width):
     check(ids, random.normal(size=(count, width)).astype(np.float32), num_rows)
 
 
+@pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("kind", ["uint8", "int32", "int64", "uint64"])
 def test_each_dtype_of_numbers_and_of_ids_has_the_bits_of_numpy(dtype, kind):
@@ -79,6 +87,7 @@ def test_views_on_the_device_have_the_bits_of_numpy():
     assert found.tobytes() == rule(g.T, ids[::-1], (3, 2)).tobytes()
 
 
+@pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_embedding_is_compiled_and_captured(num_ranks, graphs):
     def run(group):
@@ -89,8 +98,7 @@ def test_an_embedding_is_compiled_and_captured(num_ranks, graphs):
     for is_same, report in spawn(run, num_ranks=num_ranks, take_turns=True):
         assert is_same
         assert report.endswith("is compiled, as graphs")
-    # the rows that are looked up, and a loss
-    assert graphs and max(graph.num_allocations for graph in graphs) <= 2
+    assert graphs and all(graph.num_launches for graph in graphs)
 
 
 def test_a_captured_gradient_takes_new_ids_and_adds_to_zeros():

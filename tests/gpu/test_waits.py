@@ -22,6 +22,7 @@ from minipipe.errors import ArgumentError, TensorError
 from minipipe.execution.samples import samples
 from minipipe.gpu.clock import DeviceClock
 from tests.compile import device
+from tests.gpu.emulated import installed, needs_compiler
 from tests.gpu.waits import counted
 
 WIDTH, CLASSES, LENGTH = 8, 7, 4
@@ -48,6 +49,14 @@ def transformer(**options):
     tokens = np.random.default_rng(0).integers(0, CLASSES, (16, LENGTH + 1))
     loss = nn.CrossEntropyLoss(**options)
     return nn.Sequential(*layers), loss, tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+def trained():
+    """Return the same with a table that is trained, and dropout."""
+    model, loss, ids, labels = transformer()
+    table, *others = model.layers
+    table = nn.Embedding(CLASSES, WIDTH)
+    return nn.Sequential(table, nn.Dropout(0.1), *others), loss, ids, labels
 
 
 def padded():
@@ -78,7 +87,7 @@ def counts_of_steps(model, schedule, num_microbatches, how, num_ranks=1):
     """
 
     def train(group):
-        layers, loss, x, y = MODELS[model]()
+        layers, loss, x, y = MODELS.get(model, model)()
         options = {"schedule": schedule, "num_microbatches": num_microbatches}
         options |= {"device": device, "compile": how}
         pipeline = Pipeline(layers, group, loss=loss, **options)
@@ -110,6 +119,15 @@ def test_a_step_reads_as_often_whatever_the_number_of_microbatches(
         assert few["read"] == many["read"] <= MOST
         assert few["wait"] == many["wait"] == 0
         assert many["event"] == 2 * few["event"] > 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", [False, True], ids=["eager", "compiled"])
+def test_kernels_wait_for_nothing_either(how):
+    with installed():
+        found = [counts_of_steps(trained, "1f1b", n, how)[0][1] for n in (2, 4)]
+    for few, many in zip(*found, strict=True):
+        assert few["read"] == many["read"] <= MOST
 
 
 @pytest.mark.parametrize("how", [False, True], ids=["eager", "compiled"])

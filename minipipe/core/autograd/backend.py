@@ -88,9 +88,7 @@ def on_host(
     return one_line(function, is_on_host=True, reads_values=reads_values)
 
 
-def kernel(
-    function: Callable[..., Any], num_outputs: int, **marks: Any
-) -> Callable[..., None]:
+def kernel(function: Callable[..., Any], num_outputs: int, **marks: Any) -> Any:
     """Return a function as :func:`one_line` does, which writes into its last arguments:
     arrays that exist.
 
