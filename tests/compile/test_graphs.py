@@ -202,6 +202,28 @@ def test_a_forward_that_is_captured_again_is_read_where_it_is_then():
     assert len(pair.backwards) > 6
 
 
+def test_a_backward_reads_what_the_forward_before_it_has_kept():
+    """Two graphs of a forward take turns in a slot."""
+    stash = [None]
+
+    def forward(slot, other, x):
+        stash[slot] = x * (other + 1)
+
+    run, _ = section(forward, "slot0", "slot1", "x0", stashes=([(stash, 0)], []))
+    read, _ = section(
+        lambda slot, out: doubled(stash[slot], out),
+        *("slot0", "out0"),
+        stashes=([], [(stash, 0)]),
+    )
+    out = array(0)
+    for step in range(8):
+        for other in (0, 1):
+            run(0, other, array(step))
+            read(0, out)
+            assert out.get().tolist() == [2 * step * (other + 1)]
+    assert not run.reason and read.reason
+
+
 def test_graphs_that_share_a_pool_are_wrong(monkeypatch):
     shared = device.cuda.MemoryPool()
     monkeypatch.setattr(device.cuda, "MemoryPool", lambda: shared)
@@ -239,7 +261,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("function", REFUSED.values(), ids=REFUSED)
-def test_what_a_capture_refuses_runs_without_a_graph(function):
+def test_what_a_capture_refuses_runs_without_a_graph(function, monkeypatch):
+    streams, make = [], device.cuda.Stream
+
+    def noted(**options):
+        streams.append(make(**options))
+        return streams[-1]
+
+    monkeypatch.setattr(device.cuda, "Stream", noted)
+    graphs._stream_of.cache_clear()
     run, calls = section(function, "x0", "out0")
     out = array(0, 0)
     for i in (1, 2, 3, 4):
@@ -251,6 +281,7 @@ def test_what_a_capture_refuses_runs_without_a_graph(function):
     assert "while a graph captures" in run.reason
     assert len(calls) == 5  # two in the second step
     assert not run.graphs
+    assert streams and not any(stream.is_capturing() for stream in streams)
     other, calls = section(doubled, "x0", "out0")
     for _ in range(3):
         other(x, out)

@@ -17,6 +17,7 @@ from minipipe.testing import check_same_as_one_process
 from tests.compile.test_other_modules import MODELS, both
 from tests.gpu import test_dropout_numbers, test_embedding_gradient
 from tests.gpu import test_updates_in_one_launch as updates
+from tests.gpu.test_products import LAYOUTS
 from tests.launch import mpirun, needs_mpi, run
 from tests.numerics.test_operations import STRICT_ROWS, evaluate, named
 from tests.strategies import examples, steps
@@ -76,6 +77,35 @@ def test_compiled_steps_have_the_bits_of_eager_ones(model, schedule):
     eager, compiled, reports = both(model, schedule, "gpu", 2)
     assert eager == compiled
     assert all(report.endswith("as graphs") for report in reports)
+
+
+def with_layout(array, dtype):
+    """Return an array of the GPU with the strides of one of NumPy's."""
+    root = array if array.base is None else array.base
+    flat = cupy.asarray(root.ravel(order="K").astype(dtype))
+    start = (array.ctypes.data - root.ctypes.data) // array.itemsize * flat.itemsize
+    strides = [each // array.itemsize * flat.itemsize for each in array.strides]
+    return cupy.ndarray(array.shape, dtype, flat.data + start, strides)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_of_all_layouts_have_the_same_bits_in_a_graph(layout, dtype):
+    expected = np.matmul(*(each.astype(dtype).astype("f8") for each in LAYOUTS[layout]))
+    a, b = (with_layout(each, dtype) for each in LAYOUTS[layout])
+    out = backend.matmul(a, b)
+    limit = {"float32": 1e-5, "float64": 1e-12, "float16": 4e-3}[dtype]
+    np.testing.assert_allclose(out.get(), expected, limit, limit)
+    eager = out.get().tobytes()
+    multiplied = backend.PRODUCTS["cupy"]
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        multiplied(a, b, out)  # makes a handle
+        out.fill(0)
+        stream.begin_capture()
+        multiplied(a, b, out)
+        stream.end_capture().launch()
+        assert out.get().tobytes() == eager
 
 
 def test_gradients_of_an_embedding_and_of_an_index_repeat_to_the_bit():
