@@ -30,12 +30,12 @@ FLOORS = [
         core.schedules.analysis core.tensor core.comm schedules autograd
         core.pytree core.joints schedules.analysis passes comm comm.job
         schedules.simulation core.functional parallel
-        core.nn functional search data
+        core.nn functional search data gpu
         core.execution core.sgd nn
         core.objective
         core.batch
         render optim
-        render.stepper render.editor execution trace
+        render.stepper render.editor execution trace gpu
         core.pipeline
         compile
         tuning
@@ -61,7 +61,7 @@ WITH_NUMPY = {  # rooms of the half that trains
 ONLY_HERE = {
     "mpi4py": {"core.comm.mpi_process", "cli.info"},
     "threadpoolctl": {"core.comm.host", "cli.info"},
-    "cupy": {"autograd.devices"},
+    "cupy": {"autograd.devices", "gpu.kernels"},
     "cupyx": {"core.autograd.backend"},
     "ortools": {"search.exact"},
     "safetensors": {"pipeline.checkpoint.storage"},
@@ -71,10 +71,11 @@ ONLY_HERE = {
 # A file that opens one above it when it is called: a schedule or a timeline its
 # picture, for a notebook; a group its channels, and the reduction, which is made of
 # messages; a table the kinds of passes, and what they change of the core's; a model
-# the GPU that it is moved to, and a warning of untrained arrays; an error code its
+# the GPU that it is moved to, with its kernels, and a warning of untrained arrays; an error code its
 # earlier names.
 DOORS = {
     ("core.schedules.written", "render.notebook"),
+    ("core.autograd.backend", "gpu.clock"),
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
     ("core.comm.watch", "comm.job.watching"),
@@ -82,6 +83,7 @@ DOORS = {
     ("core.errors", "errors"),
     ("core.nn.module", "nn.untrained"),
     ("core.autograd.backend", "autograd.devices"),
+    ("autograd.devices", "gpu"),
     ("core.comm.mpi", "comm.persistent"),
     ("core.comm.process_group", "comm.channel"),
 }

@@ -69,11 +69,17 @@ class TracedElsewhere(Traced):
     def note_call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Record a call of a function of :func:`backend.one_line`.
 
-        Its body is recorded; or one line before the section, if it works on the host.
+        Its body is recorded; or one line before the section, if it works on the host;
+        or one line that writes into an array, if it is a kernel or can do so.
         """
         trace = next(traced_in(args)).trace
         if trace.reason is not None:
             return trace.unnoted(function(*plain_of(args)))
+        if getattr(function, "has_out", False):
+            return _noted_with_out(function, args)
+        num_outputs = getattr(function, "num_outputs", 0)
+        if num_outputs:
+            return _noted_kernel(function, args, args[-num_outputs:])
         if not getattr(function, "is_on_host", False):
             return function(*args)
         visible = args
@@ -111,6 +117,28 @@ def _on_host(trace: Trace, function: Any, args: tuple[Any, ...]) -> Form:
         name = function.__name__.strip("_")
         raise Untraceable(f"calls {name}, which reads computed values on the host,")
     return Form(f"{trace.callable(function)}({arguments(trace, args, {})})")
+
+
+def _noted_with_out(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Record the call of a function that may also write into an array."""
+
+    def write(trace: Trace) -> Form:
+        call = f"{trace.callable(function)}({arguments(trace, args, {})}"
+        return Form(f"{call})", f"{call}, {{out}})")
+
+    return noted(write, lambda: function(*plain_of(args)), args)
+
+
+def _noted_kernel(
+    function: Callable[..., Any], args: tuple[Any, ...], outputs: tuple[Any, ...]
+) -> None:
+    """Record the call of a function of :func:`backend.kernel`."""
+
+    def write(trace: Trace) -> Form:
+        text = f"{trace.callable(function)}({arguments(trace, args, {})})"
+        return Form(text, text)
+
+    noted(write, lambda: function(*plain_of(args)), args, outputs)
 
 
 def _reading(name: str) -> Callable[..., Any]:
@@ -198,8 +226,12 @@ class Namespace(ModuleType):
             return None
         plain = {key: plain_of(each) for key, each in kwargs.items()}
         made = function(*plain_of(args), **plain)
-        full = trace.callable(trace.dialect.xp.full)
+        xp = trace.dialect.xp
+        into = f"{{out}}[...] = {value!r}"
+        if function in (xp.empty, xp.empty_like):
+            into = ""  # whoever asks for it writes every element
+        full = trace.callable(xp.full)
         shape = trace.written(made.shape)
         text = f"{full}({shape}, {value!r}, dtype={trace.written(made.dtype)})"
-        form = kept(trace, Form(text, f"{{out}}[...] = {value!r}"), made, ())
+        form = kept(trace, Form(text, into), made, ())
         return trace.note(form, made, ())

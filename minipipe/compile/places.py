@@ -22,6 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
+from minipipe.compile.biases import with_biases
 from minipipe.compile.lines import Line, Variable
 from minipipe.compile.trace import Trace
 
@@ -151,7 +152,7 @@ class Places:
             self._arguments = "xg"
         self.sections = list(trace.sections)
         self.ends: list[int] = []
-        self.steps = self._numbered(needed_lines(trace))
+        self.steps = self._numbered(with_biases(trace, needed_lines(trace)))
         self._is_static: dict[str, bool] = {}
         self._first: dict[int, Step] = {}
         self.makers = {n: step for step in self.all_steps for n in step.line.makes}

@@ -15,6 +15,9 @@ from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
 from minipipe.testing import check_same_as_one_process
 from tests.compile.test_other_modules import MODELS, both
+from tests.gpu import test_dropout_numbers, test_embedding_gradient
+from tests.gpu import test_updates_in_one_launch as updates
+from tests.gpu.test_products import LAYOUTS
 from tests.launch import mpirun, needs_mpi, run
 from tests.numerics.test_operations import STRICT_ROWS, evaluate, named
 from tests.strategies import examples, steps
@@ -73,7 +76,36 @@ def test_pipelined_steps_on_gpus_have_the_bits_of_one_process_on_a_gpu(step, rec
 def test_compiled_steps_have_the_bits_of_eager_ones(model, schedule):
     eager, compiled, reports = both(model, schedule, "gpu", 2)
     assert eager == compiled
-    assert all(report.endswith("is compiled") for report in reports)
+    assert all(report.endswith("as graphs") for report in reports)
+
+
+def with_layout(array, dtype):
+    """Return an array of the GPU with the strides of one of NumPy's."""
+    root = array if array.base is None else array.base
+    flat = cupy.asarray(root.ravel(order="K").astype(dtype))
+    start = (array.ctypes.data - root.ctypes.data) // array.itemsize * flat.itemsize
+    strides = [each // array.itemsize * flat.itemsize for each in array.strides]
+    return cupy.ndarray(array.shape, dtype, flat.data + start, strides)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_of_all_layouts_have_the_same_bits_in_a_graph(layout, dtype):
+    expected = np.matmul(*(each.astype(dtype).astype("f8") for each in LAYOUTS[layout]))
+    a, b = (with_layout(each, dtype) for each in LAYOUTS[layout])
+    out = backend.matmul(a, b)
+    limit = {"float32": 1e-5, "float64": 1e-12, "float16": 4e-3}[dtype]
+    np.testing.assert_allclose(out.get(), expected, limit, limit)
+    eager = out.get().tobytes()
+    multiplied = backend.PRODUCTS["cupy"]
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        multiplied(a, b, out)  # makes a handle
+        out.fill(0)
+        stream.begin_capture()
+        multiplied(a, b, out)
+        stream.end_capture().launch()
+        assert out.get().tobytes() == eager
 
 
 def test_gradients_of_an_embedding_and_of_an_index_repeat_to_the_bit():
@@ -97,6 +129,38 @@ def test_dropout_draws_the_mask_of_the_cpu():
     with random_key(3, step=5):
         on_gpu = functional.dropout(cupy.ones((9, 9), dtype=np.float32), 0.5).numpy()
     assert (on_cpu == on_gpu).all()
+
+
+@pytest.mark.parametrize("key", test_dropout_numbers.KEYS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dropout_and_its_gradient_have_the_bits_of_the_cpu(key, dtype):
+    array = np.random.default_rng(0).normal(size=(9, 1025)).astype(dtype)
+    seed, more = key["seed"], {k: v for k, v in key.items() if k != "seed"}
+    for probability in (0.1, 0.5, 1 / 3):
+        given_ = array, probability, seed, more
+        on_gpu = test_dropout_numbers.outcome(cupy, *given_)
+        for one, other in zip(on_gpu, test_dropout_numbers.outcome(np, *given_)):
+            assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("count", "num_rows", "width"),
+    [*test_embedding_gradient.CASES, (20_000, 7, 65), (30_000, 20_000, 129)],
+)
+def test_the_gradient_of_an_embedding_has_the_bits_of_the_cpu(count, num_rows, width):
+    random = np.random.default_rng(count)
+    ids = random.integers(0, num_rows, count)
+    g = random.normal(size=(count, width)).astype(np.float32)
+    on_gpu = test_embedding_gradient.gradient(cupy, ids, g, num_rows)
+    on_cpu = test_embedding_gradient.gradient(np, ids, g, num_rows)
+    assert on_gpu.tobytes() == on_cpu.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rule", updates.RULES)
+def test_updates_in_one_launch_have_the_bits_of_the_cpu(rule, dtype):
+    on_gpu, _ = updates.steps(cupy, updates.RULES[rule], dtype)
+    assert on_gpu == updates.steps(np, updates.RULES[rule], dtype)[0]
 
 
 def test_ids_out_of_range_raise_although_cupy_would_wrap_them():
