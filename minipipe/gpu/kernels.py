@@ -80,9 +80,10 @@ def launch(
 def over_elements(
     kernel: str, num_outputs: int, per_thread: int = 1, **marks: Any
 ) -> Callable[..., None]:
-    """Return a function that launches a kernel with one thread for each element of its
-    first argument, or for several, whose number is the kernel's last argument.
+    """Return a function that launches a kernel with a thread for each element, or for
+    several.
 
+    The first argument has the elements; their number is the kernel's last one.
     ``marks`` are as in :func:`backend.kernel`.
     """
 
@@ -94,10 +95,10 @@ def over_elements(
 
 
 def over_rows(kernel: str, num_outputs: int) -> Callable[..., None]:
-    """Return a function that launches a kernel with one block for each row of its first
-    argument, whose width is the kernel's last argument.
+    """Return a function that launches a kernel with a block for each row.
 
-    The threads of a block depend on the width alone, and so do the bits of its sums.
+    The rows belong to the first argument; their width is the kernel's last one. The
+    threads of a block depend on the width alone, and so do the bits of its sums.
     """
 
     def run(first: Array, *others: Any) -> None:
@@ -109,9 +110,10 @@ def over_rows(kernel: str, num_outputs: int) -> Callable[..., None]:
 
 
 def over_columns(kernel: str, num_outputs: int) -> Callable[..., None]:
-    """Return a function that launches a kernel with one block for 32 columns of each
-    matrix of its first argument, whose height and width are the kernel's last
-    arguments.
+    """Return a function that launches a kernel with a block for each 32 columns.
+
+    The first argument has matrices in its last two axes; their height and width are the
+    kernel's last arguments.
     """
 
     def run(first: Array, *others: Any) -> None:

@@ -41,5 +41,12 @@ def allow_tf32(is_allowed: bool = True) -> None:
 
 
 def allows_tf32() -> bool:
-    """Return whether products of float32 on a GPU may round their operands to TF32."""
+    """Return whether products of float32 on a GPU may round their operands to TF32.
+
+    Examples
+    --------
+    >>> from minipipe import gpu
+    >>> gpu.allows_tf32()
+    False
+    """
     return _chosen["tf32"]

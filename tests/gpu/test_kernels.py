@@ -490,26 +490,39 @@ class Biased(nn.Module):
         return self.last(self.read(self.first(x)))
 
 
-@pytest.mark.parametrize("how", ["changed", "transposed", "returned", "alone"])
+def changed(total):
+    total *= 2
+    return total
+
+
+# What happens before the sum, and after it; whether the kernel adds the bias.
+SUMS = {
+    "alone": (lambda x: x, lambda x: x, True),
+    "changed": (lambda x: x, changed, False),
+    "transposed": (lambda x: x.T, lambda x: x, False),
+    "transposed twice": (lambda x: x.T, lambda x: x.T, False),
+    "shifted": (lambda x: x, lambda x: x.reshape(9)[1:7].reshape(2, 3), False),
+}
+
+
+@pytest.mark.parametrize("how", [*SUMS, "returned"])
 def test_a_sum_that_is_changed_or_returned_is_computed(how):
     trace = Trace(key_of(0, 0, 0), xp=device)
     trace.begin("forward")
     x = trace.input("x0", device.asarray(np.ones((3, 3))))
     bias = trace.named("p0", device.asarray(np.ones(3)))
     total = x * 2
-    if how == "transposed":
-        total = total.T
+    before, after, is_fused = SUMS.get(how, SUMS["alone"])
+    total = before(total)
     total += bias
-    if how == "changed":
-        total *= 2
     with installed():
-        result = functional.gelu.operation.forward(total)[0]
+        result = functional.gelu.operation.forward(after(total))[0]
     trace.returned(result)
     if how == "returned":
         trace.returned(total)
     lines = with_biases(trace, needed_lines(trace))["forward"]
     texts = [line.form.text.partition("(")[0] for line in lines]
-    assert ("bias_gelu_erf" in texts) == (how == "alone")
+    assert ("bias_gelu_erf" in texts) == (is_fused and how != "returned")
 
 
 def split(x):
