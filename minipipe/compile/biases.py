@@ -14,21 +14,18 @@ also takes a bias. The sum is rounded as before, so the bits are the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from minipipe.compile.dialect import new_strides
 from minipipe.compile.lines import Form, Line
 from minipipe.core.autograd.backend import prod
 
-Lines = dict[str, list[Line]]
-_Use = tuple[str, Line]  # a section and a line
-
 _SUM = re.compile(r"\{(v\d+)\} \+= \{(p\d+)\}")
 _CALL = re.compile(r"(\w+)\(\{(\w+)\}, (.*)\)")
 
 
-def with_biases(trace: Any, sections: Lines) -> Lines:
+def with_biases(trace: Any, sections: dict[str, list[Line]]) -> dict[str, list[Line]]:
     """Return the lines of all sections, in which kernels add biases.
 
     Parameters
@@ -39,56 +36,54 @@ def with_biases(trace: Any, sections: Lines) -> Lines:
     """
     if not any(hasattr(each, "with_bias") for each in trace.functions.values()):
         return sections
-    replaced: dict[int, Line | None] = {}  # by the identity of a line
-    for root, uses in _uses(trace, sections).items():
-        replaced.update(_fused(trace, root, uses))
-    return {
-        section: [new for line in lines if (new := replaced.get(id(line), line))]
-        for section, lines in sections.items()
-    }
-
-
-def _uses(trace: Any, sections: Lines) -> dict[str, list[_Use]]:
-    """Return the lines that use the memory of a variable which is no result."""
-    uses: dict[str, list[_Use]] = {}
+    every = [line for lines in sections.values() for line in lines]
+    fused: dict[str, list[Line]] = {}
     for section, lines in sections.items():
+        fused[section] = list(lines)
         for line in lines:
-            for root in set(_roots(trace, line)):
-                uses.setdefault(root, []).append((section, line))
-    for name in (name for names in trace.results.values() for name in names):
-        if name in trace.variables:
-            uses.pop(trace.variables[name].root, None)
-    return uses
+            if (added := _SUM.fullmatch(line.form.text)) is not None:
+                _fuse(trace, fused[section], every, line, *added.groups())
+    return fused
+
+
+def _fuse(
+    trace: Any, lines: list[Line], every: list[Line], line: Line, total: str, bias: str
+) -> None:
+    """Replace the line of a sum in a section, if only a kernel reads it, apart from
+    views.
+    """
+    root = trace.variables[total].root
+    users = [each for each in every if root in _roots(trace, each)]
+    later = users[users.index(line) + 1 :]
+    is_view = [
+        set(_roots(trace, each)) == {root} and not each.changes for each in later
+    ]
+    readers = [each for each, is_one in zip(later, is_view) if not is_one]
+    returned = [name for names in trace.results.values() for name in names]
+    is_result = root in _roots_of(trace, returned)
+    if len(readers) != 1 or readers[0] not in lines or is_result:
+        return
+    call = _CALL.fullmatch(readers[0].form.text)
+    if call is None or not _fits(trace, call[2], total, bias):
+        return
+    kernel = getattr(trace.functions.get(call[1]), "with_bias", None)
+    if kernel is None:
+        return
+    text = f"{trace.callable(kernel)}({{{call[2]}}}, {{{bias}}}, {call[3]})"
+    reads = (*readers[0].reads, bias)
+    place = lines.index(readers[0])
+    lines[place] = readers[0]._replace(form=Form(text, text), reads=reads)
+    lines.remove(line)
 
 
 def _roots(trace: Any, line: Line) -> list[str]:
     names = dict.fromkeys((*line.makes, *line.reads, *line.changes))
-    return [trace.variables[n].root for n in names if n in trace.variables]
+    return _roots_of(trace, names)
 
 
-def _fused(
-    trace: Any, root: str, uses: list[_Use]
-) -> Iterator[tuple[int, Line | None]]:
-    """Yield the lines that change, by identity, if the last use of some memory is a
-    kernel, and the one before, apart from views, is the sum with a bias.
-    """
-    *before, (section, last) = uses
-    while before and set(_roots(trace, before[-1][1])) == {root}:
-        before.pop()  # a view
-    call = _CALL.fullmatch(last.form.text)
-    if call is None or not before or _roots(trace, last).count(root) != 1:
-        return
-    of_sum, line = before[-1]
-    added = _SUM.fullmatch(line.form.text)
-    kernel = getattr(trace.functions.get(call[1]), "with_bias", None)
-    if added is None or kernel is None or of_sum != section:
-        return
-    if not _fits(trace, call[2], *added.groups()):
-        return
-    text = f"{trace.callable(kernel)}({{{call[2]}}}, {{{added[2]}}}, {call[3]})"
-    reads = (*last.reads, added[2])
-    yield id(last), last._replace(form=Form(text, text), reads=reads)
-    yield id(line), None
+def _roots_of(trace: Any, names: Iterable[str]) -> list[str]:
+    variables = trace.variables
+    return [variables[name].root for name in names if name in variables]
 
 
 def _fits(trace: Any, read: str, total: str, bias: str) -> bool:

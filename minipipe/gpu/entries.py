@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module, rows_of
 from minipipe.core.functional import loss
 from minipipe.core.functional.elementwise import relu
 from minipipe.functional import dropping
@@ -24,16 +24,32 @@ from minipipe.gpu.kernels import REALS, over_columns, over_elements, over_rows
 from minipipe.gpu.versions import add_version
 from minipipe.optim.rules import SGD, Adam, AdamW
 
+Kernel = Callable[..., None]
 
-def empty(shape: Shape, like: Array) -> Array:
-    """Return a new array of a shape and the dtype of another, in C order."""
-    return array_module(like).empty(shape, dtype=like.dtype)
+
+def computed(kernel: Kernel, shapes: list[Shape], *given: Any) -> Arrays:
+    """Return the outputs of a kernel.
+
+    Parameters
+    ----------
+    kernel : function
+        Of :func:`backend.kernel`.
+    shapes : list of Shape
+        The shapes of its outputs, whose dtype is the one of the first input.
+    *given : array, int or float
+        Its inputs, which are made contiguous.
+    """
+    empty = array_module(given[0]).empty
+    outputs = [empty(shape, dtype=given[0].dtype) for shape in shapes]
+    inputs = [backend.contiguous(x) if backend.is_array(x) else x for x in given]
+    kernel(*inputs, *outputs)
+    return tuple(outputs)
 
 
 # -- activations -----------------------------------------------------------------------
 
 
-def _activation(name: str, num_outputs: int) -> Callable[..., None]:
+def _activation(name: str, num_outputs: int) -> Kernel:
     """Return a kernel; a compiled step may call another one that adds a bias first."""
     with_bias = over_rows(f"activations.bias_{name}", num_outputs)
     return over_elements(f"activations.{name}", num_outputs, with_bias=with_bias)
@@ -46,14 +62,10 @@ _relu_gradient = over_elements("activations.relu_gradient", num_outputs=1)
 
 
 def _gelu(x: Array, approximate: bool = False) -> Arrays:
-    x = backend.contiguous(x)
-    value = empty(x.shape, x)
-    slope = empty(x.shape, x)
     kernel = _gelu_erf
     if approximate:
         kernel = _gelu_tanh
-    kernel(x, value, slope)
-    return value, slope
+    return computed(kernel, [x.shape, x.shape], x)
 
 
 def _is_real(array: Array) -> bool:
@@ -63,69 +75,45 @@ def _is_real(array: Array) -> bool:
 def _relu(x: Array) -> Array:
     if not _is_real(x):  # halves, and integers
         return backend.positive_part(x)
-    result = empty(x.shape, x)
-    _relu_kernel(backend.contiguous(x), result)
-    return result
+    return computed(_relu_kernel, [x.shape], x)[0]
 
 
 def _of_relu(g: Array, result: Array) -> Array:
     if not _is_real(g):
         return backend.masked_like(g, result)
-    gradient = empty(g.shape, g)
-    _relu_gradient(backend.contiguous(g), backend.contiguous(result), gradient)
-    return gradient
+    return computed(_relu_gradient, [g.shape], g, result)[0]
 
 
 # -- normalisation ---------------------------------------------------------------------
 
-_layer_norm_kernel = over_rows("normalisation.layer_norm", num_outputs=3)
-_rms_norm_kernel = over_rows("normalisation.rms_norm", num_outputs=3)
+_layer_norm = over_rows("normalisation.layer_norm", num_outputs=3)
+_rms_norm = over_rows("normalisation.rms_norm", num_outputs=3)
 _layer_norm_gradient = over_rows("normalisation.layer_norm_gradient", num_outputs=1)
 _rms_norm_gradient = over_rows("normalisation.rms_norm_gradient", num_outputs=1)
 _sum_of_rows = over_columns("normalisation.sum_of_rows", num_outputs=1)
 _sum_of_products = over_columns("normalisation.sum_of_products", num_outputs=1)
 
 
-def _layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> Arrays:
-    vectors = backend.contiguous(weight), backend.contiguous(bias)
-    return _normalised(_layer_norm_kernel, x, vectors, epsilon)
+def _normalised(kernel: Kernel, x: Array, *vectors: Array, epsilon: float) -> Arrays:
+    rows = rows_of(x)
+    shapes = [x.shape, rows.shape, (rows.shape[0], 1)]
+    return computed(kernel, shapes, rows, *vectors, float(epsilon))
 
 
-def _rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> Arrays:
-    return _normalised(_rms_norm_kernel, x, (backend.contiguous(weight),), epsilon)
-
-
-def _normalised(
-    kernel: Callable[..., None], x: Array, vectors: Arrays, epsilon: float
-) -> Arrays:
-    rows = backend.rows_of(backend.contiguous(x))
-    result = empty(x.shape, x)
-    normalised = empty(rows.shape, x)
-    scale = empty((rows.shape[0], 1), x)
-    kernel(rows, *vectors, float(epsilon), result, normalised, scale)
-    return result, normalised, scale
-
-
-def _gradient_of_rows(kernel: Callable[..., None]) -> Callable[..., Array]:
-    def of_rows(g: Array, normalised: Array, scale: Array, weight: Array) -> Array:
-        gradient = empty(g.shape, g)
-        rows = backend.rows_of(backend.contiguous(g))
-        kernel(rows, normalised, scale, backend.contiguous(weight), gradient)
-        return gradient
-
-    return of_rows
-
-
-def _of_weight(g: Array, normalised: Array) -> Array:
-    sums = empty(g.shape[-1:], g)
-    _sum_of_products(backend.rows_of(backend.contiguous(g)), normalised, sums)
-    return sums
+def _gradients(kernel: Kernel) -> dict[str, Callable[..., Any]]:
+    return {
+        "products": lambda g: None,  # no gradient needs it here
+        "x": lambda g, normalised, scale, weight: computed(
+            kernel, [g.shape], rows_of(g), normalised, scale, weight
+        )[0],
+        "weight": lambda g, normalised: computed(
+            _sum_of_products, [g.shape[-1:]], rows_of(g), normalised
+        )[0],
+    }
 
 
 def _of_bias(g: Array) -> Array:
-    sums = empty(g.shape[-1:], g)
-    _sum_of_rows(backend.rows_of(backend.contiguous(g)), sums)
-    return sums
+    return computed(_sum_of_rows, [g.shape[-1:]], rows_of(g))[0]
 
 
 # -- attention -------------------------------------------------------------------------
@@ -139,56 +127,41 @@ def _weights(
     scores: Array, num_queries: int, is_causal: bool, visible: Array | None
 ) -> Array:
     """Return the softmax over keys of scores of shape (..., s, g * t)."""
-    scores = backend.contiguous(scores)
-    weights = empty(scores.shape, scores)
+    shapes = [scores.shape]
+    options = num_queries, int(is_causal)
     if visible is None:
-        _softmax(scores, num_queries, int(is_causal), weights)
-        return weights
+        return computed(_softmax, shapes, scores, *options)[0]
     num_samples, _, mask_width = visible.shape
     of_sample = backend.prod(scores.shape[:-2]) // max(num_samples, 1)
-    mask = backend.contiguous(visible), mask_width, of_sample
-    _masked_softmax(scores, *mask, num_queries, int(is_causal), weights)
-    return weights
+    mask = visible, mask_width, of_sample
+    return computed(_masked_softmax, shapes, scores, *mask, *options)[0]
 
 
 def _score_gradient(g: Array, weights: Array, dropped: Array) -> Array:
     """Return the gradient of scores, from g, the gradient of dropped-out weights."""
-    gradient = empty(g.shape, g)
-    kept = backend.contiguous(weights), backend.contiguous(dropped)
-    _gradient_of_scores(backend.contiguous(g), *kept, gradient)
-    return gradient
+    return computed(_gradient_of_scores, [g.shape], g, weights, dropped)[0]
 
 
 # -- cross-entropy ---------------------------------------------------------------------
 
 _log_softmax = over_rows("cross_entropy.log_softmax_and_label", num_outputs=2)
-_plain_cross_entropy = loss.cross_entropy.operation.forward
 _gradient_of_logits = over_rows("cross_entropy.gradient_of_logits", num_outputs=1)
+_plain_cross_entropy = loss.cross_entropy.operation.forward
 
 
-def _cross_entropy(
-    logits: Array,
-    labels: Array,
-    ignore_index: int | None = None,
-    label_smoothing: float = 0.0,
-    class_weights: Any = None,
-    reduction: str = "mean",
-) -> tuple[Array, Array, Array, Any, bool]:
-    is_weighed = ignore_index is not None or class_weights is not None
-    if is_weighed or label_smoothing:
-        options = ignore_index, label_smoothing, class_weights, reduction
-        return _plain_cross_entropy(logits, labels, *options)
+def _cross_entropy(logits: Array, labels: Array, **options: Any) -> tuple[Any, ...]:
+    is_plain = options["ignore_index"] is None and options["class_weights"] is None
+    if not is_plain or options["label_smoothing"]:
+        return _plain_cross_entropy(logits, labels, **options)
     loss.check_labels(logits, labels, None)
-    loss.check_reduction("cross_entropy", reduction)
-    rows = backend.rows_of(backend.contiguous(logits))
-    xp = array_module(logits)
-    flat = backend.reshape(labels, (-1,))
-    columns = backend.contiguous(backend.as_array(flat, xp.int64))
-    log_probabilities = empty(rows.shape, rows)
-    of_label = empty(columns.shape, rows)
-    _log_softmax(rows, columns, log_probabilities, of_label)
+    loss.check_reduction("cross_entropy", options["reduction"])
+    columns = backend.reshape(labels, (-1,))
+    columns = backend.contiguous(backend.as_array(columns, array_module(logits).int64))
+    rows = rows_of(logits)
+    shapes = [rows.shape, columns.shape]
+    log_probabilities, of_label = computed(_log_softmax, shapes, rows, columns)
     total = 1.0
-    if reduction == "mean":
+    if options["reduction"] == "mean":
         total = float(columns.shape[0])
     result = backend.reduce_sum(of_label) / -total
     return result, log_probabilities, columns, total, True
@@ -202,12 +175,10 @@ def _of_logits(
     counts_all: bool,
     shape: Shape,
 ) -> Array:
+    kept = log_probabilities, wanted
     if wanted.ndim > 1:
-        kept = log_probabilities, wanted, total, counts_all
-        return loss.gradient_of_logits(g, *kept, shape)
-    gradient = empty(shape, log_probabilities)
-    _gradient_of_logits(log_probabilities, wanted, g, total, gradient)
-    return gradient
+        return loss.gradient_of_logits(g, *kept, total, counts_all, shape)
+    return computed(_gradient_of_logits, [shape], *kept, g, total)[0]
 
 
 # -- the table -------------------------------------------------------------------------
@@ -216,17 +187,13 @@ ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
     gelu: {"forward": _gelu},
     relu: {"forward": _relu, "a": _of_relu},
     layer_norm: {
-        "forward": _layer_norm,
-        "products": lambda g: None,  # no gradient needs it here
-        "x": _gradient_of_rows(_layer_norm_gradient),
-        "weight": _of_weight,
+        "forward": partial(_normalised, _layer_norm),
+        **_gradients(_layer_norm_gradient),
         "bias": _of_bias,
     },
     rms_norm: {
-        "forward": _rms_norm,
-        "products": lambda g: None,
-        "x": _gradient_of_rows(_rms_norm_gradient),
-        "weight": _of_weight,
+        "forward": partial(_normalised, _rms_norm),
+        **_gradients(_rms_norm_gradient),
     },
     loss.cross_entropy: {"forward": _cross_entropy, "logits": _of_logits},
     embedding: {"weight": gradient_of_weight},

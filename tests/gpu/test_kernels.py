@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn, optim, random_key, spawn
+from minipipe.compile.biases import with_biases
+from minipipe.compile.places import needed_lines
+from minipipe.compile.trace import Trace, key_of
 from minipipe.core.functional import loss
 from minipipe.errors import MinipipeError
 from tests.compile import device
@@ -212,8 +215,9 @@ def test_cross_entropy(shape, reduction, dtype):
 
 
 def test_cross_entropy_of_impossible_classes():
-    logits = np.array([[-np.inf, 1.0, 2.0], [0.0, -np.inf, -np.inf], [1e4, 0, -1e4]])
-    labels = device.asarray([1, 0, 2])
+    logits = [[-np.inf, 1.0, 2.0], [0.0, -np.inf, -np.inf], [1e4, 0, -1e4]]
+    logits = np.array([*logits, [-1e4, -1e4 - 1, -2e4]])
+    labels = device.asarray([1, 0, 2, 1])
     function = partial(functional.cross_entropy, labels=labels)
     for dtype in TOLERANCE:
         check(function, [logits], 1.0, dtype)
@@ -484,6 +488,28 @@ class Biased(nn.Module):
 
     def forward(self, x):
         return self.last(self.read(self.first(x)))
+
+
+@pytest.mark.parametrize("how", ["changed", "transposed", "returned", "alone"])
+def test_a_sum_that_is_changed_or_returned_is_computed(how):
+    trace = Trace(key_of(0, 0, 0), xp=device)
+    trace.begin("forward")
+    x = trace.input("x0", device.asarray(np.ones((3, 3))))
+    bias = trace.named("p0", device.asarray(np.ones(3)))
+    total = x * 2
+    if how == "transposed":
+        total = total.T
+    total += bias
+    if how == "changed":
+        total *= 2
+    with installed():
+        result = functional.gelu.operation.forward(total)[0]
+    trace.returned(result)
+    if how == "returned":
+        trace.returned(total)
+    lines = with_biases(trace, needed_lines(trace))["forward"]
+    texts = [line.form.text.partition("(")[0] for line in lines]
+    assert ("bias_gelu_erf" in texts) == (how == "alone")
 
 
 def split(x):
