@@ -7,6 +7,7 @@ from minipipe import data as data
 from minipipe import elastic as elastic
 from minipipe import errors as errors
 from minipipe import functional as functional
+from minipipe import gpu as gpu
 from minipipe import nn as nn
 from minipipe import optim as optim
 from minipipe import pipeline as pipeline

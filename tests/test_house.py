@@ -30,7 +30,7 @@ FLOORS = [
         core.schedules.analysis core.tensor core.comm schedules autograd
         core.pytree core.joints schedules.analysis passes comm comm.job
         schedules.simulation core.functional parallel
-        core.nn functional search data
+        core.nn functional search data gpu
         core.execution core.sgd nn
         core.objective
         core.batch
@@ -75,6 +75,7 @@ ONLY_HERE = {
 # earlier names.
 DOORS = {
     ("core.schedules.written", "render.notebook"),
+    ("core.autograd.backend", "gpu.clock"),
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
     ("core.comm.watch", "comm.job.watching"),

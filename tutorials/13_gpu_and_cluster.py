@@ -76,11 +76,17 @@ assert report["cores"] >= 1
 # %% [markdown]
 # ## One argument for a GPU
 #
-# Install CuPy for CUDA 12 with `pip install -e '.[gpu]'`. Then a GPU takes one
+# Install CuPy with `pip install -e '.[gpu]'` for CUDA 12, or `'.[gpu13]'` for CUDA 13;
+# `minipipe info` says which one fits the driver. Then a GPU takes one
 # argument: `Pipeline(…, device="gpu")`, or `--device gpu` for the training programs.
 # Parameters, activations and the state of the optimiser stay on the GPU. On a machine
 # with several GPUs each rank takes its own; if there are more ranks than GPUs, they
 # share.
+#
+# A rank runs ahead of its GPU. If it reads a number, it waits, and then the GPU waits
+# for more work. So a step reads its losses together, at its end, and labels are checked
+# on the host. Products are in float32; `minipipe.gpu.allow_tf32()` lets tensor cores
+# round their operands to TF32, several times as fast, with errors of about 1e-3.
 
 # %%
 try:
@@ -188,7 +194,7 @@ assert abs(ended - (8 * 5 + 2)) < 1e-9 and round(100 * busy) == 38
 # A faster GPU would not help. That is why microbatches must not be too small on a GPU,
 # even less so than on a CPU: a launch costs the same for one row as for a thousand. (A
 # *CUDA graph* launches a whole list of kernels at once. A compiled step, in lesson 17,
-# follows the same idea.)
+# runs each F, B or W as one.)
 #
 # ## Synchronise rarely
 #
@@ -273,7 +279,7 @@ assert two.makespan == 4 * 6 + 3 == 27
 # | waiting | after each action, before each message | only where a value is needed; events between streams |
 # | a copy and a computation of one rank | one after the other | overlap |
 # | messages | MPI: device arrays or pinned staging | NCCL, itself a kernel in a stream |
-# | launches | each operation by itself | CUDA graphs, fused kernels |
+# | launches | each operation by itself, or a CUDA graph for each action (`compile=True`) | CUDA graphs |
 # | times in a timeline | of the action, with all its launches | of events on the GPU |
 #
 # So a rank of minipipe gives up the overlap within itself. The overlap *between* ranks,

@@ -145,8 +145,8 @@ def make_parser(
     add(
         "--device",
         default="cpu",
-        choices=["cpu", "gpu"],
-        help=f"gpu requires CuPy {default}",
+        choices=["cpu", "gpu", "cuda"],
+        help=f"gpu, or cuda, requires CuPy {default}",
     )
     add(
         "--compile",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from types import ModuleType
 
@@ -50,15 +51,65 @@ def gpu_module(device: object, local_rank: int) -> ModuleType:
 
 
 def gpu_description() -> str:
-    """Return the GPUs that CuPy sees, or why it sees none."""
+    """Return the GPUs that CuPy sees; or why it sees none, and what to install."""
     try:
         import cupy
     except ImportError:
-        return "no CuPy: pip install -e '.[gpu]' in minipipe's folder"
+        return f"no CuPy: {_advice(_driver())}"
+    runtime = cupy.cuda.runtime
+    built_for = runtime.runtimeGetVersion()
+    name = f"CuPy {cupy.__version__} for CUDA {_dotted(built_for)}"
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-        properties = cupy.cuda.runtime.getDeviceProperties
+        count = runtime.getDeviceCount()
+        properties = runtime.getDeviceProperties
         names = [properties(i)["name"].decode() for i in range(count)]
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CuPy {cupy.__version__}, but no GPU: {error}"
-    return f"CuPy {cupy.__version__}, {', '.join(names) or 'no GPU'}"
+    except runtime.CUDARuntimeError as error:
+        driver = runtime.driverGetVersion()
+        if 0 < driver < built_for // _MAJOR * _MAJOR:
+            wrong = f"pip uninstall cupy-cuda{built_for // _MAJOR}x, and then"
+            return f"{name}, but no GPU: {wrong} {_advice(driver)}"
+        if not driver:
+            return f"{name}, but no GPU: there is no NVIDIA driver"
+        return f"{name}, but no GPU: {error}"
+    found = f"{name}, {', '.join(names) or 'no GPU'}"
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:  # of the loader, or of the library
+        extra = f"cupy-cuda{built_for // _MAJOR}x[ctk]"
+        first = str(error).partition("\n")[0]
+        return (
+            f"{found}; but CUDA's compiler is missing: pip install '{extra}' ({first})"
+        )
+    return found
+
+
+_MAJOR = 1000
+_EXTRAS = {12: "gpu", 13: "gpu13"}  # by CUDA's version; setup.cfg
+
+
+def _dotted(version: int) -> str:
+    return f"{version // _MAJOR}.{version % _MAJOR // 10}"
+
+
+def _driver() -> int:
+    """Return the latest version of CUDA that the driver supports, 12040 for 12.4; 0
+    without a driver.
+    """
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return version.value
+
+
+def _advice(driver: int) -> str:
+    """Return what to install for a driver."""
+    install = "pip install -e '.[{}]' in minipipe's folder"
+    if not driver:
+        return f"{install.format('gpu')} for CUDA 12, or '.[gpu13]' for CUDA 13"
+    words = f"the driver supports CUDA {_dotted(driver)}"
+    if driver // _MAJOR < min(_EXTRAS):
+        return f"{words}; expected 12.0 or later, so update the driver"
+    extra = _EXTRAS[min(driver // _MAJOR, max(_EXTRAS))]
+    return f"{words}; {install.format(extra)}"

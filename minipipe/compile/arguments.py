@@ -60,7 +60,8 @@ class Arguments:
 
     def of_batch(self, letter: str, source: str, parts: Any) -> Iterator[str]:
         """Yield the lines that unpack a batch, and note the arguments of microbatches."""
-        if isinstance(parts, Cut):
+        # Each microbatch of a Cut notes its source on the host (core/autograd/host.py).
+        if isinstance(parts, Cut) and self._is_in_numpy:
             names = [letter]
             if len(parts.whole.arrays) > 1:
                 names = [f"{letter}{i}" for i in range(len(parts.whole.arrays))]
@@ -68,8 +69,6 @@ class Arguments:
             replicated = parts.whole.replicated
             for k, rows in enumerate(parts.rows):
                 index = f"{rows.start}:{rows.stop}"
-                if not self._is_in_numpy:  # the array API requires an index of all axes
-                    index += ", ..."
                 self._batch[letter, k] = [
                     name if i in replicated else f"{name}[{index}]"
                     for i, name in enumerate(names)

@@ -70,11 +70,13 @@ class TracedElsewhere(Traced):
         """Record a call of a function of :func:`backend.one_line`.
 
         Its body is recorded; or one line before the section, if it works on the host;
-        or one line that changes its outputs, if it is a kernel.
+        or one line that writes into an array, if it is a kernel or can do so.
         """
         trace = next(traced_in(args)).trace
         if trace.reason is not None:
             return trace.unnoted(function(*plain_of(args)))
+        if getattr(function, "has_out", False):
+            return _noted_with_out(function, args)
         num_outputs = getattr(function, "num_outputs", 0)
         if num_outputs:
             return _noted_kernel(function, args, args[-num_outputs:])
@@ -115,6 +117,16 @@ def _on_host(trace: Trace, function: Any, args: tuple[Any, ...]) -> Form:
         name = function.__name__.strip("_")
         raise Untraceable(f"calls {name}, which reads computed values on the host,")
     return Form(f"{trace.callable(function)}({arguments(trace, args, {})})")
+
+
+def _noted_with_out(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Record the call of a function that may also write into an array."""
+
+    def write(trace: Trace) -> Form:
+        call = f"{trace.callable(function)}({arguments(trace, args, {})}"
+        return Form(f"{call})", f"{call}, {{out}})")
+
+    return noted(write, lambda: function(*plain_of(args)), args)
 
 
 def _noted_kernel(

@@ -11,18 +11,20 @@ from minipipe.core.execution.executor import Executor
 from minipipe.core.execution.payload import Payload
 
 
-def place_of(error: Exception, function: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of the callee that raised an error, and the caller's variables.
-
-    The name is empty if the function has raised it itself.
+def place_of(error: Exception, function: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of the callees through which an error came, and the caller's
+    variables.
     """
     assert isinstance(function, FunctionType)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not function.__code__:
         trace = trace.tb_next
-    if trace is None or trace.tb_next is None:
-        return "", {}
-    return trace.tb_next.tb_frame.f_code.co_name, trace.tb_frame.f_locals
+    if trace is None:
+        return [], {}
+    names, values = list[str](), trace.tb_frame.f_locals
+    while trace := trace.tb_next:
+        names.append(trace.tb_frame.f_code.co_name)
+    return names, values
 
 
 def compute_again(

@@ -56,6 +56,8 @@ def noted(
         trace.graph_break(str(error))
         return trace.unnoted(compute())
     made = compute()
+    if trace.reason is not None:  # a conversion that was noticed meanwhile
+        return trace.unnoted(made)
     try:
         if any(not isinstance(each, Traced) or each.is_number for each in changed):
             raise Untraceable("changes an array in place that was made outside of it")

@@ -18,6 +18,7 @@ from weakref import finalize
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
 from minipipe.compile.gradients import GivenGradients, GradientArrays, Seeds
+from minipipe.compile.graphs import as_graphs, note_of
 from minipipe.compile.guards import Attributes, JoinedAttributes, Same
 from minipipe.compile.printing import preparation_of
 from minipipe.compile.reasons import (
@@ -69,8 +70,6 @@ class Compiler:
         The program that ran last.
     gradients : GradientArrays or None
         The gradients of all programs.
-    report : str
-        How the last step ran, and why.
 
     Raises
     ------
@@ -84,7 +83,12 @@ class Compiler:
         self._tries: dict[Any, int] = {}  # programs that have not run, by form
         self.gradients: GradientArrays | None = None
         self.program: CompiledRow | None = None
-        self.report = "has not run yet"
+        self._report = "has not run yet"
+
+    @property
+    def report(self) -> str:
+        """How the last step ran, and why."""
+        return self._report if self.program is None else self.program.report
 
     @property
     def latest(self) -> CompiledRow | None:
@@ -97,8 +101,8 @@ class Compiler:
     def __call__(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run the schedule of the batch that the executor has."""
         self.program = None
-        self.report = reason_for_eager(executor)
-        if self.report:
+        self._report = reason_for_eager(executor)
+        if self._report:
             executor.run_eagerly(steps)
             return
         key = form_of(executor)
@@ -106,13 +110,13 @@ class Compiler:
             while len(self._programs) >= MOST_PROGRAMS:
                 self._drop(next(iter(self._programs)))
             self._programs[key] = None
-            self.report = "runs eagerly in the first step of a kind"
+            self._report = "runs eagerly in the first step of a kind"
             executor.run_eagerly(steps)
             return
         if self._has_run(executor, steps, key):
             return
         if self._tries.get(key, 0) == MOST_TRIES:
-            self.report = "runs eagerly: its layers or parameters change in every step"
+            self._report = "runs eagerly: its layers or parameters change in every step"
             executor.run_eagerly(steps)
             return
         self._tries[key] = self._tries.get(key, 0) + 1
@@ -128,11 +132,10 @@ class Compiler:
         if program is None or not program.holds(self.gradients):
             return False
         if not program.is_ready():
-            self.report = "runs eagerly in the step after one that failed"
+            self._report = "runs eagerly in the step after one that failed"
             executor.run_eagerly(steps)
             return True
         self.program = program
-        self.report = program.report
         self._tries.pop(key, None)
         try:
             program.run(executor)
@@ -173,7 +176,7 @@ class Compiler:
     def _record(self, executor: Executor, steps: Sequence[Step], key: Any) -> None:
         """Run a step eagerly, and make a program from it."""
         self._programs[key] = None
-        self.report = "is recorded"
+        self._report = "is recorded"
         stages = executor.stages
         recorders: dict[int, Any] = {
             index: Recorder(stage, action_kinds(executor.actions, index))
@@ -228,7 +231,6 @@ class CompiledRow:
         The source of the whole module.
     sources : dict of int to str
         The source of the sections, by compiled stage.
-    report : str
     is_whole : bool
         Whether all computations are compiled.
     is_static : bool
@@ -244,7 +246,7 @@ class CompiledRow:
     ) -> None:
         self._recorders = recorders
         self._trained = mode().is_enabled
-        self.report = "\n".join(_reports(recorders, is_strict))
+        self._reports = _reports(recorders, is_strict)
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         memory = memory_of(row)
@@ -261,6 +263,7 @@ class CompiledRow:
         self._attributes = JoinedAttributes(self._attributes_of(executor))
         seeds = Seeds(row.losses, executor.xp)
         names = {"now": perf_counter, "key_of": key_of, "seeds_of": seeds}
+        names["mark"] = executor.now
         self.given = GivenGradients()
         names |= {"given": self.given}
         self._namespace = {**names, **row.names, "memory": memory}
@@ -288,6 +291,13 @@ class CompiledRow:
         objective = executor.batch.objective
         if objective.has_loss and any(part.stage == last for part in self._parts):
             yield attributes_of_loss(objective.loss)
+
+    @property
+    def report(self) -> str:
+        """Return a line for each stage: whether it is compiled and captured, or why not."""
+        notes = {part.stage: note_of(part.functions) for part in self._parts}
+        lines = self._reports.items()
+        return "\n".join(line + notes.get(stage, "") for stage, line in lines)
 
     @property
     def recorders(self) -> dict[int, Recorder]:
@@ -318,11 +328,14 @@ class CompiledRow:
                 for i in part.contributes:
                     written[id(leaves[i])] = leaves[i], targets[i]
             functions = part.sections.bind(arrays, targets, part.num_slots, pool)
-            for section, function in functions.items():
-                self._namespace[part.name_of(section)] = function
+            reason = ""
             if part.leaves:
+                reason = "its values leave the device"
                 for i, values in enumerate(part.sections.stashes(functions)):
                     self._namespace[f"stash{i}_{part.name}"] = values
+            part.functions = as_graphs(part.sections, functions, reason)
+            for section, function in part.functions.items():
+                self._namespace[part.name_of(section)] = function
         self.given.pairs = list(written.values())
         if gradients is not None:
             self.given.flat = gradients.flat([leaf for leaf, _ in self.given.pairs])
@@ -378,7 +391,7 @@ class CompiledRow:
             called, values = place_of(error, self._schedule)
             sections = ("forward", preparation_of("forward"))
             forwards = {p.name_of(section) for p in self._parts for section in sections}
-            if called in forwards:
+            if not forwards.isdisjoint(called):
                 values = {**self._namespace, **values}
                 received = partial(self._received, values)
                 compute_again(executor, received, partial(self._pass_on, values))
@@ -483,12 +496,12 @@ def _is_static(executor: Executor, recorder: Recorder) -> bool:
     return len(contributes) == 1 and not is_taken
 
 
-def _reports(recorders: dict[int, Recorder], is_strict: bool) -> list[str]:
+def _reports(recorders: dict[int, Recorder], is_strict: bool) -> dict[int, str]:
     """Return a line for each stage; refuse one that cannot be compiled, if strict."""
-    lines = []
+    lines = {}
     for stage, recorder in recorders.items():
         reason = recorder.first_reason
         if reason and is_strict:
             raise refused(stage, reason)
-        lines.append(report_of(stage, reason))
+        lines[stage] = report_of(stage, reason)
     return lines

@@ -377,7 +377,8 @@ class Recorder:
             owner.data = trace.named(f"p{i}", data)
         for use in self.uses:
             use.node = recorded.leaves[id(use)]
-        watching = noticing_conversions(trace) if self._is_foreign else nullcontext()
+        is_watched = self._is_foreign and trace.dialect.is_numpy  # others notice it
+        watching = noticing_conversions(trace) if is_watched else nullcontext()
         try:
             with watching:
                 yield [trace.input(f"{letter}{i}", a) for i, a in enumerate(arrays)]

@@ -94,6 +94,9 @@ class Row:
             b.takes[0] for b in self._bindings if b.action.kind in (SEND_F, SEND_B)
         }
         self._counts: dict[int, int] = {}  # microbatches in memory, by stage
+        # The times and the losses of a device are read after the row.
+        self._now = "now()" if self._is_in_numpy else "mark()"
+        self._float = "float" if self._is_in_numpy else ""
         self._local = set[str]()  # arrays that are new in each step, and deleted in it
         self._offloads = Offloads(programs, self.arguments, self._local)
         self.names: dict[str, Any] = {
@@ -220,13 +223,13 @@ class Row:
         is_sent = value in self._sends and self._is_plain(result)
         if is_sent and not is_local:
             yield from sent(f"send_{variable_of(value)}")
-        yield "begun = now()"
+        yield f"begun = {self._now}"
         if is_forward and result is None:
-            yield f"losses[{k}] = float({call})"
+            yield f"losses[{k}] = {self._float}({call})"
             self.losses[k] = recorded.loss_dtype
         else:
             yield from _assigned(out, result, call)
-        yield f"ran((begun, now(), {self._held(binding)}))"
+        yield f"ran((begun, {self._now}, {self._held(binding)}))"
         if not is_forward:
             yield from self.arguments.added(stage, k, further)
         if value is not None and out:
@@ -378,9 +381,9 @@ class Row:
         targets = targets_of(binding)
         held = self._held(binding)
         if binding.is_timed:
-            yield "begun = now()"
+            yield f"begun = {self._now}"
             yield f"{targets}{call}"
-            yield f"ran((begun, now(), {held}))"
+            yield f"ran((begun, {self._now}, {held}))"
         else:
             yield f"{targets}{call}"
         state = "payload"

@@ -39,6 +39,8 @@ from minipipe.compile.trace import Trace
 from minipipe.core.autograd.backend import Array, copy
 
 Functions = dict[str, Callable[..., Any]]
+Stash = tuple[list[Any], int]
+"""Values by slot, and the position of the parameter that is the number of the slot."""
 
 _FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty")
 _numbers = count()  # of programs, for unique file names
@@ -235,6 +237,22 @@ class Sections:
         numbers = range(len(self.lifetimes))
         names = [self._layout.list_of_stashes(number) for number in numbers]
         return [function.__globals__[name] for name in names]
+
+    def stashes_of(
+        self, functions: Functions
+    ) -> dict[str, tuple[list[Stash], list[Stash]]]:
+        """Return the stashes that each section fills, and those that it reads."""
+        found = {}
+        for section in self._layout.places.sections:
+            names = self.parameters[section]
+            pair = list[Stash](), list[Stash]()
+            for i, (first, _) in enumerate(self.lifetimes):
+                name = self._layout.list_of_stashes(i)
+                stash = functions["forward"].__globals__.get(name)
+                if stash is not None and f"slot{i}" in names:
+                    pair[first != section].append((stash, names.index(f"slot{i}")))
+            found[section] = pair
+        return found
 
     def _names_of_lists(self, lifetime: int) -> list[str]:
         layout = self._layout

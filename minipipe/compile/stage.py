@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minipipe.compile.cache_entry import CacheEntry, Held
+from minipipe.compile.graphs import can_capture
 from minipipe.compile.guards import MovingGuard
 from minipipe.compile.reasons import refused, report_of
 from minipipe.compile.recording import Recorded, Recorder, cache_key
@@ -80,6 +81,9 @@ class CompiledStage:
         report = report_of(stage, reason)
         if not reason and len(self.entries) == MOST_ENTRIES:
             report += f" for {MOST_ENTRIES} forms of microbatches; others run eagerly"
+        entries = self.entries
+        if entries and can_capture(entries[0].recorded.trace.dialect.xp):
+            report += ", but without graphs: an update may replace its parameters"
         return report
 
     @property

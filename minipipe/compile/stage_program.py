@@ -42,6 +42,8 @@ class StageProgram:
         The uses of parameters that get a gradient.
     leaves : bool
         Whether values of microbatches are offloaded before a backward.
+    functions : dict of str to function
+        By section or preparation, once they are bound to arrays.
     """
 
     stage: int
@@ -53,6 +55,7 @@ class StageProgram:
     is_static: bool = False
     contributes: list[int] = field(default_factory=list)
     leaves: bool = False
+    functions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from operator import add
 from typing import Any
 
 from minipipe.core.autograd import backend
+from minipipe.core.autograd.host import numbers
 from minipipe.core.errors import MicrobatchError, TensorError
 from minipipe.core.execution.payload import Payload
 from minipipe.core.tensor import Tensor, record
@@ -36,7 +37,7 @@ class Objective:
     shares : list of float
         The weight of each microbatch in the loss of the batch.
     losses : dict of int to float
-        By microbatch.
+        By microbatch; on a device arrays, until :meth:`read_losses`.
     outputs : dict of int to Payload
         By microbatch, if they are kept.
     """
@@ -46,7 +47,7 @@ class Objective:
         self.scale = 1.0
         self.targets: Sequence[Payload] | None = None
         self.shares: list[float] = []
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, Any] = {}
         self.outputs: dict[int, Payload] = {}
 
     def __call__(self, microbatch: int, outputs: Any) -> tuple[Tensor | None, float]:
@@ -59,7 +60,12 @@ class Objective:
         targets = None if self.targets is None else self.targets[microbatch]
         loss = self.compared(outputs, targets)
         # read outside the captured computation
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())
+        return loss, self.note(microbatch, backend.number(loss.data))
+
+    def read_losses(self) -> dict[int, float]:
+        """Return the losses by microbatch. Those on a device are read, all at once."""
+        self.losses.update(zip(self.losses, numbers([*self.losses.values()])))
+        return self.losses
 
     def compared(self, outputs: Any, targets: Payload | None) -> Tensor:
         """Return the loss of outputs: a tensor with one element.
@@ -82,9 +88,9 @@ class Objective:
         message = "The loss must be a tensor with one element, the mean; it is"
         raise TensorError("shape", f"{message} {result}.")
 
-    def note(self, microbatch: int, loss: float) -> float:
-        """Note the loss of a microbatch; return the gradient with which its backward
-        begins.
+    def note(self, microbatch: int, loss: Any) -> float:
+        """Note the loss of a microbatch, a number or an array of a device; return the
+        gradient with which its backward begins.
         """
         self.losses[microbatch] = loss
         return self.shares[microbatch] * self.scale
@@ -96,12 +102,14 @@ class Objective:
         """
         total = 0.0
         losses = []
-        for k in sorted(self.losses):
-            losses.append(self.losses[k])
+        if {*map(type, self.losses.values())} - {float}:
+            self.read_losses()
+        for k, loss in sorted(self.losses.items()):
+            losses.append(loss)
             # A microbatch that does not count may have a loss that is not a number,
             # such as a mean over nothing.
             if self.shares[k]:
-                total += self.shares[k] * self.losses[k]
+                total += self.shares[k] * loss
         return [total, *losses]
 
 

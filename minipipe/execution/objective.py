@@ -18,6 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from minipipe.core.autograd import backend
+from minipipe.core.autograd.host import known
 from minipipe.core.execution.payload import Payload
 from minipipe.core.objective import Loss as Loss
 from minipipe.core.objective import Objective, added, shared_out
@@ -66,7 +67,7 @@ class BatchObjective(Objective):
     shares : list of float
         The weight of each microbatch in the loss of the batch.
     losses : dict of int to float
-        By microbatch.
+        By microbatch; on a device arrays, until :meth:`read_losses`.
     outputs : dict of int to Payload
         By microbatch, if they are kept.
 
@@ -215,7 +216,7 @@ class BatchObjective(Objective):
             outputs = self._division.marked(outputs)
         loss = self.compared(outputs, targets)
         if self._division is not None:
-            self._division.check_loss(backend.to_numpy(loss.data).item())
+            self._division.check_loss(loss.data)
         if auxiliary is not None:
             # a sum; an auxiliary loss is a mean over the batch all the same
             if isinstance(self.loss, GivenGradient):
@@ -264,7 +265,7 @@ class BatchObjective(Objective):
         """
         outputs = [(k, payload.to_message()) for k, payload in self.outputs.items()]
         return {
-            "losses": [*self.losses.items()],
+            "losses": [*self.read_losses().items()],
             "measured": [*self._measured.items()],
             "outputs": outputs,
         }
@@ -407,11 +408,16 @@ def shares(
     if targets is None or not callable(weight) or _weighs_by_size(weight, targets):
         return list(_shares_of_sizes(tuple(sizes)))
     weights = [
-        None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets
+        None if part is ABSENT else _weighed(weight(_known(part))) for part in targets
     ]
     if exchange:
         return shared_out(exchange(weights))
     return shared_out([x for x in weights if x is not None])
+
+
+def _known(part: Payload) -> Any:
+    """Return targets in NumPy's memory, if they were copied from it."""
+    return part.rebuilt(list(map(known, part.arrays)))
 
 
 def _weighed(found: Any) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.nn.module import is_exactly
 from minipipe.core.pytree import Bundle, tensors_in
@@ -117,7 +118,7 @@ class OutputDivision:
         for tensor in tensors_in(outputs):
             check_same(tensor.data, self.group, f"{message} whole ones. {_TO_GATHER}")
 
-    def check_loss(self, loss: float) -> None:
+    def check_loss(self, array: Array) -> None:
         """Refuse losses of a microbatch that differ from rank to rank, which a custom
         function computed of parts.
 
@@ -130,6 +131,7 @@ class OutputDivision:
         """
         if self.is_certain or self.taken is not Division.UNKNOWN:
             return
+        loss = backend.to_numpy(array).item()
         if not are_same(np.array([loss]), self.group):
             raise TensorError(
                 "divided",

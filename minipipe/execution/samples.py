@@ -14,6 +14,7 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, is_array
+from minipipe.core.autograd.host import known, note_source
 from minipipe.core.dividing import even_sizes as even_sizes
 from minipipe.core.dividing import rows_of as rows_of
 from minipipe.core.dividing import split_microbatches as split_microbatches
@@ -266,6 +267,11 @@ def _view(part: Payload, *where: Any) -> Payload:
         views = [a if i in replicated else a[where] for i, a in enumerate(arrays)]
     else:
         views = [array[where] for array in arrays]
+    for view, array in zip(views, arrays):
+        if type(view) is np.ndarray or view is array:
+            continue
+        if (source := known(array)) is not array:
+            note_source(view, source[where])
     return Payload(views, part.requires_grad, part.treedef, replicated)
 
 
@@ -374,6 +380,9 @@ def _pytree(
         part.requires_grad.append(requires_grad and is_floating)
         own_dtype = dtype if is_floating else None
         arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
+        is_copied = isinstance(array, np.ndarray) and arrays[i] is not array
+        if is_copied and array.dtype == backend.numpy_dtype(arrays[i].dtype):
+            note_source(arrays[i], array)
     return part
 
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module
+from minipipe.core.autograd.host import known
 from minipipe.core.autograd.modes import next_key
 from minipipe.core.functional.operands import data_of, one_real
 from minipipe.core.specs import Spec
@@ -288,7 +289,7 @@ def _kernels(array: Array) -> tuple[Callable[..., Array], Callable[..., Array]] 
 
 
 def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
-    scores = value @ _beside(g, value.shape).mT
+    scores = backend.matmul(value, _beside(g, value.shape).mT)
     kernels = _kernels(scores)
     if kernels is not None:
         return kernels[1](scores, weights, dropped)
@@ -298,7 +299,7 @@ def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> A
 
 
 def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
-    gradient = scores.mT @ key
+    gradient = backend.matmul(scores.mT, key)
     gradient *= backend.scalars(key, 1 / math.sqrt(shape[-1]))[0]
     return backend.reshape(gradient, shape)
 
@@ -306,8 +307,8 @@ def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
 attention.shared(scores=_score_gradient)
 attention.gradients(
     query=lambda g, scores, key, shape: _query_gradient(scores, key, shape),
-    key=lambda g, scores, queries: scores @ queries,
-    value=lambda g, dropped, shape: dropped @ _beside(g, shape),
+    key=lambda g, scores, queries: backend.matmul(scores, queries),
+    value=lambda g, dropped, shape: backend.matmul(dropped, _beside(g, shape)),
 )
 
 
@@ -408,11 +409,11 @@ def _projections_gradient(
     g = backend.permuted(by_head, (0, 2, 1, 3))
     scores = _score_gradient(g, values, weights, dropped)
     of_query = _query_gradient(scores, keys, g.shape)
-    of_key = scores @ queries
+    of_key = backend.matmul(scores, queries)
     if rotation is not None:
         of_query = rotation.turned_back(of_query)
         of_key = rotation.turned_back(of_key)
-    of_value = dropped @ _beside(g, values.shape)
+    of_value = backend.matmul(dropped, _beside(g, values.shape))
     return _merged(array_module(g).concat([of_query, of_key, of_value], axis=1))
 
 
@@ -469,13 +470,14 @@ def _attended(
     visible = _visible(name, mask, query, key.shape[-2])
     (factor,) = backend.scalars(query, 1 / math.sqrt(shape[-1]))
     queries = _beside(query * factor, key.shape)
-    scores = key @ queries.mT
+    scores = backend.matmul(key, queries.mT)
     weights = _weights(scores, shape[-2], is_causal, visible)
     used = weights
     if dropout:
         check_probability(name, dropout)
         used = dropped(weights, dropout, next_key(), part)[0]
-    result = backend.reshape(used.mT @ value, (*shape[:-1], value.shape[-1]))
+    result = backend.matmul(used.mT, value)
+    result = backend.reshape(result, (*shape[:-1], value.shape[-1]))
     return result, queries, weights, used
 
 
@@ -562,15 +564,19 @@ def _visible(
 
 @backend.one_line
 def _truth_values(name: str, mask: Array) -> Array:
-    xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
         expected = "expected truth values, or 1 for visible keys and 0 for others"
         raise TensorError("dtype", f"{name}: the mask is {mask.dtype}; {expected}.")
-    is_seen = mask == 1
-    if not bool(xp.all(is_seen | (mask == 0))):
+    _check_truth_values(name, mask)
+    return mask == 1
+
+
+@backend.on_host
+def _check_truth_values(name: str, mask: Array) -> None:
+    mask = known(mask)
+    if not bool(array_module(mask).all((mask == 1) | (mask == 0))):
         problem = f"{name}: the mask holds numbers other than 0 and 1"
         raise TensorError("out-of-range", f"{problem}. Give mask == … or mask > 0.")
-    return is_seen
 
 
 def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:

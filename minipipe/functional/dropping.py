@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,9 @@ from minipipe.core.specs import Spec
 from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError
 
+KERNELS: dict[str, Callable[..., Arrays]] = {}
+"""Functions that draw on a device what :func:`dropped` draws on the host, by the name
+of the array module."""
 _PROBABILITY = Spec(float, minimum=0, below=1, error=TensorError, code="out-of-range")
 
 
@@ -88,6 +92,10 @@ def dropped(
     With ``part`` (i, count) the array is part i of all heads, the last axis but two,
     for which the mask is drawn.
     """
+    if KERNELS:
+        kernel = KERNELS.get(array_module(array).__name__)
+        if kernel is not None:
+            return kernel(array, probability, key, part)
     keep = uniform(array, key, part) >= probability
     return _kept(array, keep, probability), keep
 
@@ -117,9 +125,11 @@ def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -
     else:
         shape = (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
     seed, layer, *counter = key
+    # A list with a number of 64 bits would pass through float64.
+    words = np.array([seed % 2**64, layer], np.uint64)
     # The generator counts the numbers that it draws in the lowest 64 bits of the
     # counter.
-    bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
+    bits = np.random.Philox(key=words, counter=[0, *counter])
     drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
     if count > 1:
         drawn = np.split(drawn, count, axis=-3)[place]

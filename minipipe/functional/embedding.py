@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.autograd.host import known
 from minipipe.core.tensor import Operand, Tensor, as_tensor, op
 from minipipe.errors import TensorError, shape_error
 
@@ -26,6 +27,7 @@ def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
 
 @backend.on_host
 def _check_range(ids: Array, count: int) -> None:
+    ids = known(ids)
     xp = array_module(ids)
     low = int(xp.min(ids))
     high = int(xp.max(ids))

@@ -1,8 +1,18 @@
-"""Kernels for a GPU, in CUDA C++, in place of many calls; see README.md.
-
-``install`` gives operations their entries for a module.
+"""What a GPU computes in its own way: kernels in CUDA C++, in place of many calls of an
+array module, and products; see README.md.
 """
 
-from minipipe.gpu.entries import install
+from types import ModuleType
 
-__all__ = ["install"]
+from minipipe.gpu import entries, products
+from minipipe.gpu.precision import allow_tf32, allows_tf32
+from minipipe.hints import names_of
+
+__all__ = ["allow_tf32", "allows_tf32"]
+__getattr__ = names_of(__name__, __all__)
+
+
+def install(xp: ModuleType) -> None:
+    """Let kernels and cuBLAS compute arrays of CuPy from now on."""
+    entries.install(xp)
+    products.install(xp)

@@ -13,11 +13,16 @@ from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, Shape, array_module, rows_of
 from minipipe.core.functional import loss
 from minipipe.core.functional.elementwise import relu
+from minipipe.functional import dropping
 from minipipe.functional.attention import KERNELS as SOFTMAX_KERNELS
+from minipipe.functional.embedding import embedding
 from minipipe.functional.gelu import gelu
 from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.gpu import dropout, updates
+from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import REALS, over_columns, over_elements, over_rows
 from minipipe.gpu.versions import add_version
+from minipipe.optim.rules import SGD, Adam, AdamW
 
 Kernel = Callable[..., None]
 
@@ -191,10 +196,21 @@ ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
         **_gradients(_rms_norm_gradient),
     },
     loss.cross_entropy: {"forward": _cross_entropy, "logits": _of_logits},
+    embedding: {"weight": gradient_of_weight},
+    dropping._dropout: {"a": dropout.kept},
 }
 """By operation, its functions for arrays of a GPU: ``forward``, and by the names of
 inputs and shared values their gradients; see ``versions.py``.
 """
+
+TABLES: list[tuple[dict[str, Any], Any]] = [
+    (SOFTMAX_KERNELS, (_weights, _score_gradient)),
+    (dropping.KERNELS, dropout.dropped),
+    (SGD.launches, updates.sgd),
+    (Adam.launches, partial(updates.adam, is_decoupled=False)),
+    (AdamW.launches, partial(updates.adam, is_decoupled=True)),
+]
+"""Tables of functions by the name of the array module, with those for a GPU."""
 
 _installed: set[str] = set()
 
@@ -205,10 +221,11 @@ def install(xp: ModuleType) -> None:
 
     Examples
     --------
-    These have entries; attention has a table of its own.
+    Whether an operation has an entry:
 
-    >>> sorted(function.__name__ for function in ENTRIES)
-    ['cross_entropy', 'gelu', 'layer_norm', 'relu', 'rms_norm']
+    >>> from minipipe import functional
+    >>> functional.gelu in ENTRIES, functional.tanh in ENTRIES
+    (True, False)
     """
     name = xp.__name__
     if name in _installed:
@@ -216,4 +233,5 @@ def install(xp: ModuleType) -> None:
     _installed.add(name)
     for function, versions in ENTRIES.items():
         add_version(function, name, **versions)
-    SOFTMAX_KERNELS[name] = _weights, _score_gradient
+    for table, version in TABLES:
+        table[name] = version

@@ -77,15 +77,17 @@ def launch(
     _function(module, file, name, real)((blocks,), (threads,), arguments)
 
 
-def over_elements(kernel: str, num_outputs: int, **marks: Any) -> Callable[..., None]:
-    """Return a function that launches a kernel with a thread for each element.
+def over_elements(
+    kernel: str, num_outputs: int, per_thread: int = 1, **marks: Any
+) -> Callable[..., None]:
+    """Return a function that launches a kernel with one thread for each element of its
+    first argument, or for several, whose number is the kernel's last argument.
 
-    The first argument has the elements; their number is the kernel's last one.
     ``marks`` are as in :func:`backend.kernel`.
     """
 
     def run(first: Array, *others: Any) -> None:
-        blocks = -(-first.size // 256)
+        blocks = -(-first.size // (256 * per_thread))
         launch(kernel, first, blocks, 256, first, *others, first.size)
 
     return _named(run, kernel, num_outputs, **marks)

@@ -35,9 +35,9 @@ class ByModule:
     def __init__(
         self, plain: Callable[..., Any], versions: dict[str, Callable[..., Any]]
     ) -> None:
+        update_wrapper(self, plain)  # the signature, for messages; and all attributes
         self.plain = plain
         self.versions = versions
-        update_wrapper(self, plain)  # the signature, for messages
 
     def __call__(self, array: Array, *others: Any, **attributes: Any) -> Any:
         name = array_module(array).__name__

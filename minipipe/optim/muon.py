@@ -18,6 +18,8 @@ from functools import partial
 from math import inf, sqrt
 from typing import Any, ClassVar
 
+import numpy as np
+
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, array_module
 from minipipe.core.nn.module import Module
@@ -230,7 +232,7 @@ def orthogonalised(matrix: Array, num_iterations: int = 5) -> Array:
     if is_tall:  # the smaller of the two products with the transpose
         matrix = backend.permuted(matrix, (1, 0))
     x = backend.contiguous(matrix)
-    x = x / max(_norm(x), _SMALLEST_NORM)
+    x = x / _norm(x)
     a, b, c = _COEFFICIENTS
     for _ in range(num_iterations):
         square = backend.product(x, backend.permuted(x, (1, 0)))
@@ -241,10 +243,19 @@ def orthogonalised(matrix: Array, num_iterations: int = 5) -> Array:
     return x
 
 
-def _norm(matrix: Array) -> float:
+def _norm(matrix: Array) -> Any:
+    """Return the norm of a matrix, above 0: a number; or, of a device, an array for
+    which the host does not wait.
+    """
     # in float64, and not a BLAS dot product, as for the norm of all gradients
-    exact = backend.as_array(matrix, array_module(matrix).float64)
-    return sqrt(float(backend.reduce_sum(exact * exact)))
+    xp = array_module(matrix)
+    exact = backend.as_array(matrix, xp.float64)
+    square = backend.reduce_sum(exact * exact)
+    if isinstance(matrix, np.ndarray):
+        return max(sqrt(float(square)), _SMALLEST_NORM)
+    return backend.as_array(
+        xp.clip(xp.sqrt(square), _SMALLEST_NORM, None), matrix.dtype
+    )
 
 
 @with_hints

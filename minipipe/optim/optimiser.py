@@ -18,6 +18,7 @@ from minipipe.core.nn.parameter import HalfLeaf, Parameter
 from minipipe.core.specs import COUNT, Spec
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
+from minipipe.optim.launches import Launch, launched
 from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
 from minipipe.optim.state import FIXED, MASTER, problem_with
@@ -174,6 +175,9 @@ class Optimiser(Familiar, ABC):
     joins_parts : bool
         Class attribute, not inherited: whether the rule reads parameters as a whole and
         joins the parts that ranks keep of them, as :class:`Muon` does.
+    launches : dict of str to function
+        Class attribute, not inherited: by the name of an array module, a function that
+        changes several parameters in one launch, with the bits of ``_update``.
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps:
         ``optimiser.groups[0].learning_rate = 0.01``. No other attribute can be set,
@@ -230,6 +234,7 @@ class Optimiser(Familiar, ABC):
     kept: ClassVar[Mapping[str, float] | None] = None
     is_elementwise: ClassVar[bool] = False
     joins_parts: ClassVar[bool] = False
+    launches: ClassVar[dict[str, Launch]] = {}
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the optimiser does not take; the error names the
@@ -382,6 +387,11 @@ class Optimiser(Familiar, ABC):
                 units = walk.units(group.parameters)
             if units is None:
                 units = self._new_units(group.parameters)
+            if launches := vars(type(self)).get("launches"):
+                rule = group, self._update
+                others = launched(launches, units, self._states, rule, now)
+                has_changed |= len(others) < len(units)
+                units = others
             for one in units:
                 gradient = one.grad
                 if gradient is not None:
@@ -399,6 +409,8 @@ class Optimiser(Familiar, ABC):
         if not vars(type(self)).get("is_elementwise"):
             return parameters
         walk = Walk(parameters, self._states)
+        if vars(type(self)).get("launches"):
+            walk.only = None  # a launch is as quick
         # It may join states anew that a walk over a group of earlier steps has joined.
         kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
         self._walks = {key: self._walks[key] for key in kept} | {id(parameters): walk}
@@ -444,7 +456,13 @@ class Optimiser(Familiar, ABC):
         data = one.data
         xp = backend.array_module(data)
         master = state.get(MASTER)
-        is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
+        is_known: Any = False
+        if master is not None:
+            is_known = xp.all(xp.astype(master, data.dtype) == data)
+            if xp is not np and not isinstance(one, Run):
+                # a device chooses, and is not waited for
+                master = xp.where(is_known, master, xp.astype(data, xp.float32))
+                is_known = True
         # of some parameters only
         if not is_known and isinstance(one, Run) and master is not None:
             one.is_divided = True

@@ -12,6 +12,7 @@ from minipipe.core.autograd.backend import Array, array_module
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.sgd import blocks as blocks
 from minipipe.core.sgd import sgd
+from minipipe.optim.launches import Launch
 from minipipe.optim.optimiser import Optimiser, ParameterGroup
 
 
@@ -73,6 +74,7 @@ class SGD(Optimiser):
     __slots__ = ()
     kept: ClassVar[Mapping[str, float]] = {"velocity": -inf}
     is_elementwise: ClassVar[bool] = True
+    launches: ClassVar[dict[str, Launch]] = {}
 
     def __init__(
         self,
@@ -165,6 +167,7 @@ class Adam(Optimiser):
         "mean_square": 0.0,
     }
     is_elementwise: ClassVar[bool] = True
+    launches: ClassVar[dict[str, Launch]] = {}
 
     def __init__(
         self,
@@ -187,14 +190,8 @@ class Adam(Optimiser):
         self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
     ) -> None:
         xp = array_module(data)
-        if not state:
-            state.update(num_steps=0, mean=xp.zeros_like(data))
-            state["mean_square"] = xp.zeros_like(data)
-        num_steps = state["num_steps"] = state["num_steps"] + 1
         beta1, beta2 = group.betas
-        root = sqrt(1 - beta2**num_steps)
-        rate = group.learning_rate * root / (1 - beta1**num_steps)
-        epsilon = group.epsilon * root
+        rate, epsilon, ahead = next_rates(data, state, group)
         for p, g, m, v in blocks(data, gradient, state["mean"], state["mean_square"]):
             g = self._decay(p, g, group)
             m *= beta1
@@ -202,8 +199,6 @@ class Adam(Optimiser):
             v *= beta2
             v += (1 - beta2) * (g * g)
             if self._looks_ahead(group):
-                divisor = 1 - beta1 ** (num_steps + 1)
-                ahead = group.learning_rate * root * beta1 / divisor
                 step = ahead * m + rate * (1 - beta1) * g
             else:
                 step = rate * m
@@ -217,6 +212,24 @@ class Adam(Optimiser):
         if not group.weight_decay:
             return gradient
         return gradient + group.weight_decay * data
+
+
+def next_rates(
+    data: Array, state: dict[str, Any], group: ParameterGroup
+) -> tuple[float, float, float]:
+    """Begin a state of Adam, or count its next step; return the corrected rate, epsilon
+    and the rate of the look-ahead.
+    """
+    if not state:
+        xp = array_module(data)
+        state.update(num_steps=0, mean=xp.zeros_like(data))
+        state["mean_square"] = xp.zeros_like(data)
+    num_steps = state["num_steps"] = state["num_steps"] + 1
+    beta1, beta2 = group.betas
+    root = sqrt(1 - beta2**num_steps)
+    rate = group.learning_rate * root / (1 - beta1**num_steps)
+    ahead = group.learning_rate * root * beta1 / (1 - beta1 ** (num_steps + 1))
+    return rate, group.epsilon * root, ahead
 
 
 class AdamW(Adam):
@@ -246,6 +259,7 @@ class AdamW(Adam):
 
     __slots__ = ()
     is_elementwise: ClassVar[bool] = True
+    launches: ClassVar[dict[str, Launch]] = {}
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from math import fsum, inf, isfinite, sqrt
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.host import numbers
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.specs import COUNT, INDEX, Spec
 from minipipe.core.tensor import Tensor
@@ -124,8 +125,7 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     """Return the sum of the squares of each gradient, in float64. Local, unless tensor
     parallelism divides parameters.
 
-    Parameters without a gradient are left out. On a GPU all sums are under way before
-    the first one is waited for.
+    Parameters without a gradient are left out. A GPU is waited for once.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     """
     gradients = _gradients(parameters)
     sums = list(map(_sum_of_squares, gradients.values()))
-    return over_parts(gradients, list(map(float, sums)))
+    return over_parts(gradients, numbers(sums))
 
 
 def _sum_of_squares(gradient: Array) -> Array:
@@ -449,5 +449,4 @@ def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
 def _are_finite(gradients: Iterable[Array]) -> bool:
     modules = ((gradient, backend.array_module(gradient)) for gradient in gradients)
     found = [xp.all(xp.isfinite(gradient)) for gradient, xp in modules]
-    # on a GPU all are under way before the first one is waited for
-    return all(map(bool, found))
+    return all(numbers(found))

@@ -484,7 +484,7 @@ def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> N
     """
     objective = batch.objective
     if not (objective.metrics or objective.where):  # on all ranks
-        _gather_losses(group, ranks, objective.losses)
+        _gather_losses(group, ranks, objective.read_losses())
         return
     for found in gathered(group, ranks, objective.found()):
         objective.take(found)

@@ -103,9 +103,10 @@ class Pipeline(FamiliarPipeline):
         or, without one, the number of samples. The loss of the batch is the mean by
         these weights.
     device : str or module
-        ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay
-        on a GPU, one for each rank of a machine, or shared if there are more ranks than
-        GPUs. Or an array module to compute with.
+        ``"cpu"``, or ``"gpu"``, which is also called ``"cuda"``: parameters,
+        activations and the optimiser's state stay on a GPU, one for each rank of a
+        machine, or shared if there are more ranks than GPUs. Or an array module to
+        compute with. See also :func:`minipipe.gpu.allow_tf32`.
     check_finite : {"stop", "warn", "off"}
         The reaction of ``step`` to a loss or a gradient that is infinite or not a
         number. By default it stops on every rank, before any of them updates a
@@ -1226,7 +1227,7 @@ class Pipeline(FamiliarPipeline):
 
     def compile_report(self) -> str:
         """Return a message: which stages of this rank are compiled, and why others run
-        eagerly. Local.
+        eagerly; of a GPU, also whether sections are launched as CUDA graphs. Local.
 
         Examples
         --------

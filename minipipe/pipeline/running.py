@@ -154,7 +154,8 @@ class RunObjective(BatchObjective):
         """Return for each batch its loss, and its microbatches' losses: an array of
         shape (batches, 1 + per batch).
         """
-        losses = [[self.losses[k] for k in batch] for batch in self._batches]
+        found = self.read_losses()
+        losses = [[found[k] for k in batch] for batch in self._batches]
         means = [
             added(map(float.__mul__, own, row))
             for own, row in zip(self._of_batches, losses)

@@ -1,115 +1,84 @@
 """An array module that stands in for a GPU's: arrays that are not NumPy's, kernels that
-write into arrays which exist, and a graph that captures kernels and launches them again.
+write into arrays which exist, streams, and graphs that launch captured kernels again.
 
-It has what CuPy promises (strides, ``base``, ``out``, ``get``), computes with NumPy, and
-forbids while a graph captures what a CUDA graph forbids: to read a value on the host, to
-copy from the host, and to take elements by a mask. A captured kernel does not run; its
-new results are filled with NaN until the graph is launched.
+It has what CuPy promises (strides, ``base``, ``out``, ``get``, ``cuda.Stream``), computes
+with NumPy, and forbids while a stream captures what a CUDA graph forbids: to read a value
+on the host, to copy from the host, to take elements by a mask, to wait, and whatever CuPy
+leaves to cuBLAS, cuRAND or cuSOLVER, such as a product; :func:`product` may be captured,
+as minipipe's own are. A captured kernel does not run; its new results are filled with NaN
+until the graph is launched. It has the addresses and the numbers of its capture.
 """
 
 import operator
 import sys
-import threading
-from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 
-_of_thread = threading.local()
+from minipipe.core.autograd import backend
+from tests.compile import device_streams
+from tests.compile.device_streams import (
+    CaptureError,
+    Forbidding,
+    capturing,
+    cuda,
+    forbid,
+)
+
+__all__ = ["CaptureError", "capturing", "cuda"]
 _VIEWS = {
     *("reshape", "transpose", "permute_dims", "matrix_transpose", "swapaxes"),
     *("expand_dims", "squeeze", "broadcast_to", "moveaxis", "flip", "ravel"),
 }
+_OF_LIBRARIES = {"matmul", "dot", "tensordot", "vecdot", "inner", "vdot", "einsum"}
+random, linalg = Forbidding("random"), Forbidding("linalg")
 
 
-class CaptureError(Exception):
-    """Something that a graph cannot capture."""
-
-
-class Capture:
-    """The kernels of a graph, and how many arrays it has allocated."""
-
-    def __init__(self):
-        self.kernels, self.num_allocations = [], 0
-
-
-def _capture():
-    return getattr(_of_thread, "capture", None)
-
-
-@contextmanager
-def capturing():
-    """Note kernels inside this block, without running them."""
-    assert _capture() is None
-    _of_thread.capture = Capture()
-    try:
-        with np.errstate(all="ignore"):  # shapes are found by computing with NaN
-            yield _of_thread.capture
-    finally:
-        _of_thread.capture = None
-
-
-def _forbid(what):
-    if _capture() is not None:
-        raise CaptureError(f"{what} while a graph captures")
+def _do(kernel):
+    """Run a kernel, or note it; it refers to memory, and not to an :class:`Array`."""
+    device_streams.current().do(kernel)
 
 
 def _data(value):
+    """Return what a kernel gets of its argument: an address, or a number of its own."""
     if isinstance(value, Array):
         return value._data
     if type(value) in (tuple, list):
         return type(value)(map(_data, value))
-    return value
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _do(kernel):
-    """Run a kernel without a result of its own, or note it."""
-    capture = _capture()
-    if capture is None:
-        kernel()
-    else:
-        capture.kernels.append(kernel)
+def _new(made):
+    """Return an array of the device with the values of one of NumPy's, and its order."""
+    order = sorted(range(made.ndim), key=lambda axis: -made.strides[axis])
+    memory, data = device_streams.allocate([made.shape[i] for i in order], made.dtype)
+    data = data.transpose(np.argsort(order))
+    data[...] = made
+    if device_streams.current().is_capturing() and made.dtype.kind == "f":
+        data.fill(np.nan)
+    return Array(data, memory=memory)
 
 
-def _launch(compute, out=None):
+def _launch(function, given, options=None, out=None):
     """Run a kernel, or note it; return its result."""
+    given, options = _data(tuple(given)), options or {}
+    options = {name: _data(value) for name, value in options.items()}
     if out is None:
-        out = Array(np.array(compute()))
-        if _capture() is None:
-            return out
-        _capture().num_allocations += 1
-        if out.dtype.kind == "f":
-            out._data.fill(np.nan)
-    _do(lambda: out._data.__setitem__(..., compute()))
+        out = _new(np.asarray(function(*given, **options)))
+    target = out._data
+
+    def kernel():
+        target[...] = function(*given, **options)
+
+    _do(kernel)
     return out
 
 
-class Graph:
-    """A function of arrays, captured when it is called first, and launched from then on.
-
-    Its arguments must be the same arrays in each call.
-    """
-
-    def __init__(self, function):
-        self._function, self._capture = function, None
-
-    def __call__(self, *given):
-        if self._capture is None:
-            self._given = given
-            with capturing() as self._capture:
-                self._result = self._function(*given)
-        for new, old in zip(given, self._given, strict=True):
-            assert new is old or (isinstance(new, int) and new == old)
-        for kernel in self._capture.kernels:
-            kernel()
-        return self._result
-
-    @property
-    def num_kernels(self):
-        return len(self._capture.kernels)
-
-    @property
-    def num_allocations(self):
-        return self._capture.num_allocations
+def empty(shape, dtype=float):
+    """Return memory without a launch, full of NaN: every element is to be written."""
+    memory, data = device_streams.allocate(np.empty(shape, "V0").shape, dtype)
+    data.fill(np.nan if data.dtype.kind == "f" else 1)
+    return Array(data, memory=memory)
 
 
 class Ufunc:
@@ -123,18 +92,18 @@ class Ufunc:
     def __call__(self, *given, out=None, **options):
         if len(given) > self.nin:
             *given, out = given
-        return _launch(lambda: self._ufunc(*_data(tuple(given)), **options), out)
+        return _launch(self._ufunc, given, options, out)
 
 
 def _kernel(name, function):
     def call(*given, out=None, **options):
+        if name in _OF_LIBRARIES:
+            forbid(f"{name} is called")
         if name == "copyto":
             target, value = given
             mask = options.get("where", True)
-            return _launch(
-                lambda: np.where(_data(mask), _data(value), target._data), target
-            )
-        return _launch(lambda: function(*_data(given), **options), out)
+            return _launch(np.where, (mask, value, target), out=target)
+        return _launch(function, given, options, out)
 
     call.__name__ = name
     return call
@@ -143,12 +112,20 @@ def _kernel(name, function):
 def _view(name, function):
     def call(array, *given, **options):
         made = function(array._data, *given, **options)
-        if np.may_share_memory(made, array._data):
+        if not made.size or np.may_share_memory(made, array._data):
             return Array(made, array)
-        return _launch(lambda: function(array._data, *given, **options))
+        return _launch(function, (array, *given), options)
 
     call.__name__ = name
     return call
+
+
+def product(a, b, out=None):
+    """Return the product over the last two axes, also in a capture."""
+    return _launch(np.matmul, (a, b), out=out)
+
+
+backend.PRODUCTS[__name__] = backend.one_line(product, has_out=True)
 
 
 _FOUND = {}  # names in this file would hide Python's own, such as any and max
@@ -158,7 +135,7 @@ def __getattr__(name):
     if name in _FOUND:
         return _FOUND[name]
     value = getattr(np, name)  # AttributeError: there is no such function
-    if isinstance(value, np.ufunc) and name != "matmul":  # as in CuPy
+    if isinstance(value, np.ufunc) and name not in _OF_LIBRARIES:
         value = Ufunc(value)
     elif name in _VIEWS:
         value = _view(name, value)
@@ -174,17 +151,8 @@ def asarray(value, dtype=None, copy=None):
         if dtype is None or value.dtype == dtype:
             return value.copy() if copy else value
         return value.astype(dtype)
-    _forbid("An array is copied from the host")
-    return Array(np.array(value, dtype))
-
-
-def empty(shape, dtype=float):
-    """Return memory without a launch, full of NaN: every element is to be written."""
-    data = np.empty(shape, dtype)
-    data.fill(np.nan if data.dtype.kind == "f" else 1)
-    if _capture() is not None:
-        _capture().num_allocations += 1
-    return Array(data)
+    forbid("An array is copied from the host")
+    return _new(np.asarray(value, dtype))
 
 
 class Array:
@@ -194,8 +162,8 @@ class Array:
     __array_priority__ = 100
     __hash__ = None
 
-    def __init__(self, data, of=None):
-        self._data = data
+    def __init__(self, data, of=None, memory=None):
+        self._data, self._memory = data, memory
         self.base = None if of is None else (of if of.base is None else of.base)
 
     def __array_namespace__(self, api_version=None):
@@ -205,9 +173,13 @@ class Array:
     def __cuda_array_interface__(self):
         return {"shape": self.shape}
 
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self._data.ctypes.data)
+
     def get(self, out=None):
         """Return the values on the host."""
-        _forbid("A value is read")
+        forbid("A value is read")
         if out is None:
             return self._data.copy()
         out[...] = self._data
@@ -237,25 +209,27 @@ class Array:
     def __getitem__(self, key):
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, Array) and part.dtype.kind == "b" for part in parts):
-            _forbid("Elements are taken by a mask")
+            forbid("Elements are taken by a mask")
         made = self._data[_data(key)]
-        if np.may_share_memory(made, self._data) and isinstance(made, np.ndarray):
+        is_view = not made.size or np.may_share_memory(made, self._data)
+        if is_view and isinstance(made, np.ndarray):
             return Array(made, self)
-        return _launch(lambda: self._data[_data(key)])
+        return _launch(operator.getitem, (self, key))
 
     def __setitem__(self, key, value):
         if isinstance(value, np.ndarray):
-            _forbid("An array is copied from the host")
-        _do(lambda: self._data.__setitem__(_data(key), _data(value)))
+            forbid("An array is copied from the host")
+        target, key, value = self._data, _data(key), _data(value)
+        _do(lambda: target.__setitem__(key, value))
 
     def astype(self, dtype, copy=True):
-        return _launch(lambda: self._data.astype(dtype))
+        return _launch(np.ndarray.astype, (self, dtype))
 
     def copy(self):
-        return _launch(lambda: self._data.copy())
+        return _launch(np.ndarray.copy, (self,))
 
     def fill(self, value):
-        _launch(lambda: value, self)
+        _launch(np.asarray, (value,), out=self)
 
     def view(self, dtype):
         return Array(self._data.view(dtype), self)
@@ -269,7 +243,7 @@ class Array:
         )
 
     def dot(self, other, out=None):
-        return _launch(lambda: self._data.dot(other._data), out)
+        return sys.modules[__name__].dot(self, other, out=out)
 
     @property
     def T(self):
@@ -314,14 +288,16 @@ def _operator(function, is_reflected=False):
         if isinstance(other, np.ndarray) and other.ndim:
             raise TypeError("An array on the device meets one of NumPy's")
         pair = (other, self) if is_reflected else (self, other)
-        return _launch(lambda: function(*_data(pair)))
+        if function is np.matmul:
+            forbid("matmul is called")
+        return _launch(function, pair)
 
     return call
 
 
 def _in_place(function):
     def call(self, other):
-        return _launch(lambda: function(self._data, _data(other)), self)
+        return _launch(function, (self, other), out=self)
 
     return call
 
@@ -339,8 +315,4 @@ for _name, _function in _OPERATORS.items():
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Array, f"__{_name}__", _operator(getattr(operator, _name)))
 for _name, _function in {"neg": np.negative, "invert": np.invert}.items():
-    setattr(
-        Array,
-        f"__{_name}__",
-        lambda self, f=_function: _launch(lambda: f(self._data)),
-    )
+    setattr(Array, f"__{_name}__", lambda self, f=_function: _launch(f, (self,)))

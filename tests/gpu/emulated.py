@@ -73,7 +73,9 @@ class Kernel:
         dims = (ctypes.c_uint * 7)(*dims, Kernel.is_reversed)
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
 
-        def run(_kept=(values, arguments)):
+        memory = [getattr(each, "_data", each) for each in arguments]
+
+        def run(_kept=(values, memory)):
             code = self._function(dims, pointers, "".join(kinds).encode())
             assert code == 0, f"{self._name} {_ERRORS[code]}"
 
@@ -104,8 +106,9 @@ def installed():
     try:
         yield
     finally:
-        entries.SOFTMAX_KERNELS.pop(NAME)
         entries._installed.discard(NAME)
+        for table, _ in entries.TABLES:
+            del table[NAME]
         for function, forward, steps, shared in before:
             set_forward(function, forward)
             function.operation.steps = steps

@@ -125,6 +125,12 @@ template <class T> T atomicAdd(T* address, T value) {
     *address += value;
     return old;
 }
+static unsigned atomicOr(unsigned* address, unsigned value) {
+    unsigned old = *address;
+    *address |= value;
+    return old;
+}
+static int __ffs(int bits) { return __builtin_ffs(bits); }
 
 static bool release(unsigned first, unsigned end, State waiting) {
     unsigned num_waiting = 0, num_ended = 0;

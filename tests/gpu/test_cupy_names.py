@@ -1,6 +1,7 @@
 """What the engine asks of an array module, CuPy has. Needs CuPy, but no GPU."""
 
 import ast
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import minipipe
 from minipipe.compile.dialect import dialect_of
+from minipipe.compile.graphs import can_capture
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install '.[gpu]'")
 PACKAGE = Path(minipipe.__file__).parent
@@ -15,7 +17,7 @@ FILES = [
     *PACKAGE.glob("functional/*.py"),
     *PACKAGE.glob("optim/*.py"),
     *PACKAGE.glob("nn/*.py"),
-    PACKAGE / "tensor.py",
+    PACKAGE / "core/tensor.py",
 ]
 FILES.append(PACKAGE / "core/autograd/backend.py")
 
@@ -60,3 +62,19 @@ def test_cupy_has_what_carries_arrays_to_the_host():
         and cupy.cuda.Device.use
     )
     assert cupy.cuda.get_current_stream and cupy.cuda.runtime.getDeviceCount
+
+
+def test_sections_can_be_captured_as_graphs():
+    assert can_capture(cupy)
+    assert cupy.cuda.Stream.begin_capture.__doc__.count("streamCaptureModeRelaxed")
+    for name in ("record", "wait_event", "end_capture", "__enter__", "__exit__"):
+        assert hasattr(cupy.cuda.Stream, name)
+    assert cupy.cuda.Graph.launch and cupy.cuda.MemoryPool.malloc
+    assert cupy.cuda.using_allocator and cupy.cuda.runtime.getDevice
+
+
+def test_products_find_cublas_through_the_module_that_calls_it():
+    """CuPy's wrapper was linked to cuBLAS, and the loader finds its functions there."""
+    wrapper = find_spec("cupy_backends.cuda.libs.cublas").origin
+    assert b"libcublas.so." in Path(wrapper).read_bytes()
+    assert cupy.cuda.Memory and cupy.ndarray.data and cupy.ndarray.flags

@@ -21,9 +21,9 @@ from tests.compile.test_other_modules import (
     MODELS,
     SCHEDULES,
     batches,
-    captured,  # noqa: F401
     classifier,
     functions_of,
+    graphs,  # noqa: F401
     schedule_of,
     trained,
 )
@@ -409,18 +409,17 @@ def test_compiled_steps_and_graphs_have_eager_bits(
     model,
     schedule,
     num_ranks,
-    captured,  # noqa: F811
+    graphs,  # noqa: F811
 ):
     """Sections are captured; nothing but a loss is allocated in them."""
     with installed():
         eager, compiled, reports = compared(model, schedule, device, num_ranks)
     assert eager == compiled
-    assert all(report.endswith("is compiled") for report in reports)
-    graphs = [graph for each in captured for graph in each.graphs.values()]
+    assert all(report.endswith("as graphs") for report in reports)
     assert graphs and max(graph.num_allocations for graph in graphs) <= 1
 
 
-def test_a_compiled_loss_of_labels_has_eager_bits(captured):  # noqa: F811
+def test_a_compiled_loss_of_labels_has_eager_bits(graphs):  # noqa: F811
     def run(group):
         eager, _ = classifier(group, device, False, LABELS)
         compiled, pipeline = classifier(group, device, True, LABELS)
@@ -428,7 +427,7 @@ def test_a_compiled_loss_of_labels_has_eager_bits(captured):  # noqa: F811
 
     with installed():
         is_same, source = spawn(run, num_ranks=1)[0]
-    assert is_same and captured
+    assert is_same and graphs
     forward = functions_of(source)["forward_0"]
     assert forward.count("log_softmax_and_label(") == 1 and "exp(" not in forward
     assert functions_of(source)["backward_0"].count("gradient_of_logits(") == 1
@@ -453,23 +452,22 @@ def test_compiled_stages_of_runs_have_eager_bits():
             assert eager == compiled
 
 
-def source_and_launches(captured, model):  # noqa: F811
+def source_and_launches(graphs, model):  # noqa: F811
     """Return the program of a rank, and the launches of each of its graphs."""
 
     def run(group):
         own = schedule_of("1f1b", group.size)
         return trained(group, model, own, device, True)[1].source(0)
 
-    captured.clear()
+    graphs.clear()
     source = spawn(run, num_ranks=1)[0]
-    graphs = [graph for each in captured for graph in each.graphs.values()]
     return source, sorted({graph.num_kernels for graph in graphs})
 
 
-def test_graphs_launch_a_kernel_in_place_of_many(captured):  # noqa: F811
-    _, plain = source_and_launches(captured, "mlp")
+def test_graphs_launch_a_kernel_in_place_of_many(graphs):  # noqa: F811
+    _, plain = source_and_launches(graphs, "mlp")
     with installed():
-        source, kernels = source_and_launches(captured, "mlp")
+        source, kernels = source_and_launches(graphs, "mlp")
     assert "bias_gelu_erf(t0, p5, v2, v3)" in source and "full(" not in source
     # backwards, as the first contribution or not; forward
     assert plain == [26, 36, 57]

@@ -179,6 +179,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
             "pipeline 1 x data 1 x tensor 2 are 2 ranks, but there are 1",
         ),
         slowly(["--device", "gpu"], "There is no GPU to use: no CuPy"),
+        slowly(["--device", "cuda"], "There is no GPU to use: no CuPy"),
         slowly(
             ["--microbatches", "17"],
             "A batch of 16 samples cannot make 17 microbatches",

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache, wraps
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
@@ -106,6 +107,10 @@ def kernel(function: Callable[..., Any], num_outputs: int, **marks: Any) -> Any:
     return one_line(function, num_outputs=num_outputs, **marks)
 
 
+PRODUCTS: dict[str, Callable[..., Array]] = {}
+"""By the name of an array module, what it multiplies by in place of its ``matmul``."""
+
+
 def plain(array: Array) -> Array:
     """Return an array for inspection: a compiled step does not depend on the values
     that are read from it.
@@ -114,8 +119,13 @@ def plain(array: Array) -> Array:
 
 
 def number(array: Array) -> Any:
-    """Return the only element of an array as a number of Python's, for inspection."""
-    return to_numpy(plain(array)).item()
+    """Return the only element of an array, for inspection: a number of Python's; or, of
+    a device, the array, which ``numbers`` of ``host.py`` reads when all are computed.
+    """
+    array = plain(array)
+    if isinstance(array, np.ndarray | np.generic):
+        return array.item()
+    return array
 
 
 def is_array(value: object) -> bool:
@@ -363,9 +373,10 @@ def matmul(a: Array, b: Array) -> Array:
     BLAS knows no halves, so NumPy would take ten times as long over float16, and return
     float32 for bfloat16.
     """
-    if isinstance(a, np.ndarray) and is_half(a.dtype):
+    if isinstance(a, np.ndarray) and a.itemsize == 2 and is_half(a.dtype):
         return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
-    return a @ b
+    multiplied = PRODUCTS and PRODUCTS.get(array_module(a).__name__)
+    return multiplied(a, b) if multiplied else a @ b
 
 
 def _constants(value: float) -> Callable[..., np.ndarray]:
@@ -387,27 +398,27 @@ def positive_part(array: Array) -> Array:
     if isinstance(array, np.ndarray):
         # With the zeros of a row it takes half the time that it takes with a number.
         return np.maximum(array, _zeros_in_numpy(array.shape[-1:], array.dtype))
-    xp = array_module(array)
-    return xp.maximum(array, xp.zeros(array.shape[-1:], dtype=array.dtype))
+    return array_module(array).maximum(array, filled(array.shape[-1:], 0, array))
 
 
 def ones_of_row(array: Array) -> Array:
     """Return ones for one row of an array: the product with them is the sum of each
     row.
     """
-    if isinstance(array, np.ndarray):
-        return _ones_in_numpy(array.shape[-1], array.dtype)
-    return ones(array.shape[-1:], array)
+    return _kept_ones(array.shape[-1:], array)
+
+
+def _kept_ones(shape: Shape, like: Array) -> Array:
+    if isinstance(like, np.ndarray):
+        return _ones_in_numpy(shape, like.dtype)
+    return ones(shape, like)
 
 
 def sum_over_rows(array: Array) -> Array:
     """Return the sum over the last axis but one, (..., 1, t), as a product: a quarter
     of the time of a reduction.
     """
-    shape = (1, array.shape[-2])
-    if isinstance(array, np.ndarray):
-        return _ones_in_numpy(shape, array.dtype) @ array
-    return ones(shape, array) @ array
+    return matmul(_kept_ones((1, array.shape[-2]), array), array)
 
 
 def sum_of_rows(matrix: Array) -> Array:
@@ -528,8 +539,9 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
     if array_module(array) is not xp:
         array = to_numpy(array)
         if xp is not np:
+            # CuPy copies what is not pinned into pinned memory of its pool, at once;
+            # arrays in pinned memory of ours are not written again.
             array = xp.asarray(array)
-            synchronise(xp)  # the memory that it was copied from may be used again
     if dtype is None or array.dtype is dtype:
         return array
     found = numpy_dtype(dtype)
@@ -538,7 +550,7 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
 
 def to_numpy(array: Array) -> np.ndarray:
     """Return the values in NumPy's memory, copied only if they are elsewhere; from a
-    GPU through pinned memory.
+    GPU through pinned memory, which CuPy's pool uses again.
     """
     if not hasattr(array, "get"):
         return np.asarray(array)
@@ -564,6 +576,17 @@ def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
     import cupyx
 
     return cupyx.empty_pinned
+
+
+def clock_of(xp: ModuleType) -> Callable[[], Any]:
+    """Return a function that notes the time: ``perf_counter``; of a device with events
+    a clock that waits for nothing, whose times ``float()`` reads later.
+    """
+    if not hasattr(getattr(xp, "cuda", None), "Event"):
+        return perf_counter
+    from minipipe.gpu.clock import DeviceClock
+
+    return DeviceClock(xp)
 
 
 def synchronise(xp: ModuleType) -> None:

@@ -15,11 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from threading import get_ident
-from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.modes import RandomKey, at, enable_grad, no_grad
@@ -139,6 +136,8 @@ class Executor:
         The sends that have not finished.
     bindings : list of Binding
         The row, with handlers and values.
+    now : function
+        The clock of computations.
     actions : sequence of Action
         The schedule in the row: its actions of stages.
     record : Record
@@ -172,6 +171,7 @@ class Executor:
         self.stages = stages
         self.group = group
         self.xp = xp
+        self.now = backend.clock_of(xp)
         self.allocate = backend.empty_on_host(xp)
         if group.takes_device_arrays:
             self.allocate = xp.empty
@@ -376,7 +376,7 @@ class Executor:
         is_timed = binding.is_timed
         takes = [(self._dict_of(value), value) for value in binding.takes]
         gives = [(place, self._dict_of(value), value) for place, value in binding.gives]
-        now = perf_counter if self.xp is np else partial(_time_on, self.xp)
+        now = self.now
 
         def step(executor: Executor) -> None:
             values = []
@@ -386,7 +386,7 @@ class Executor:
                     value = value.wait()
                 values.append(value)
             if is_timed:
-                start = perf_counter()
+                start = now()
                 result = handler(executor, action, *values)
                 end = now()
             else:
@@ -476,12 +476,6 @@ class Binding(NamedTuple):
 def role_of(value: Any) -> str:
     """Return the name of a value in ``@takes`` and ``@gives``."""
     return _ROLES.get(value.name, value.name)
-
-
-def _time_on(xp: ModuleType) -> float:
-    """Return the time at which everything that has begun on the device has ended."""
-    backend.synchronise(xp)  # otherwise this would time the launch of kernels on a GPU
-    return perf_counter()
 
 
 def _names(handler: Handler, part: str) -> list[str]:

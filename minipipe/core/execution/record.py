@@ -32,7 +32,7 @@ class Record:
         By microbatch, on the rank of the first stage.
     ran : list of (float, float, int)
         Start and end of every computation of this rank's row, and the microbatches that
-        its stage held after it.
+        its stage held after it. Of a device ``float()`` reads the times.
     memory : list of (int, int)
         The bytes that all stages held after each computation, and at most while it ran,
         if a ``MemoryMeter`` observed.
@@ -60,8 +60,8 @@ class Record:
         did the work of all.
         """
         together = self.ran[-count:]
-        start = together[0][0]
-        end = together[-1][1]
+        start = float(together[0][0])
+        end = float(together[-1][1])
         times = [start + (end - start) * i / count for i in range(count + 1)]
         self.ran[-count:] = [
             (*part, held) for part, (_, _, held) in zip(pairwise(times), together)

@@ -7,8 +7,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Shape, array_module
+from minipipe.core.autograd.host import known
 from minipipe.core.errors import ArgumentError, MinipipeError, TensorError, shape_error
 from minipipe.core.functional.operands import (
     as_real,
@@ -104,7 +107,7 @@ def mean_squared_error(
         return backend.sum_of_squares(difference) / count, difference, count
     each = broadcast_weights(weights, prediction)
     if reduction == "mean":
-        count = total_weight(each) or 1
+        count = _divisor(each)
     difference = array_module(each).where(each == 0, each, difference)
     pull = difference * each
     return backend.reduce_sum(pull * difference) / count, pull, count
@@ -129,6 +132,17 @@ def total_weight(weights: Array) -> float:
     return float(xp.sum(weights, dtype=xp.float64))
 
 
+def _divisor(weights: Array) -> Any:
+    """Return the sum of weights, 1 instead of 0: a number; or, of a device, an array
+    for which the host does not wait.
+    """
+    if isinstance(weights, np.ndarray):
+        return total_weight(weights) or 1
+    xp = array_module(weights)
+    total = xp.sum(weights, dtype=xp.float64)
+    return xp.astype(total + xp.astype(total == 0, xp.float64), weights.dtype)
+
+
 def broadcast_weights(weights: Any, like: Array) -> Array:
     """Return weights, or a mask, for each element of an array, in its dtype."""
     xp = array_module(like)
@@ -142,12 +156,19 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
             f"Weights of shape {given.shape} do not fit a target of shape "
             f"{like.shape}; expected one for each element, or axes of length 1.",
         )
-    each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
-    if each.size and not float(xp.min(each)) >= 0:
+    _check_weights(given)
+    return xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
+
+
+@backend.on_host
+def _check_weights(weights: Array) -> None:
+    weights = known(weights)
+    if backend.is_boolean(weights.dtype) or not weights.size:
+        return
+    if not float(array_module(weights).min(weights)) >= 0:
         raise ArgumentError(
             "Weights of a loss are at least 0; some of these are less, or not a number."
         )
-    return each
 
 
 def _scores_and_labels(logits: Operand, labels: Operand) -> tuple[Tensor, Tensor]:
@@ -289,8 +310,18 @@ def weight_of_labels(
     """Return the weight of all labels in the dtype of ``like``, shape (); 1 where none
     counts.
     """
-    weight = label_weight(columns, ignore_index, class_weights) or 1.0
-    return array_module(like).asarray(weight, dtype=like.dtype)
+    xp = array_module(like)
+    if xp is np:
+        weight = label_weight(columns, ignore_index, class_weights) or 1.0
+        return np.asarray(weight, dtype=like.dtype)
+    counts = xp.ones(columns.shape, dtype=xp.float64)
+    if ignore_index is not None:
+        counts = xp.astype(columns != ignore_index, xp.float64)
+        columns = xp.where(columns == ignore_index, 0, columns)
+    if class_weights is not None:
+        weights = xp.asarray(class_weights, dtype=xp.float64)
+        counts = counts * xp.take(weights, columns)
+    return xp.astype(_divisor(counts), like.dtype)
 
 
 def label_weight(
@@ -383,6 +414,7 @@ def check_range_of_labels(
     name: str, labels: Array, count: int, ignore_index: int | None
 ) -> None:
     """Refuse labels that are not 0 to ``count - 1``, but for those that are ignored."""
+    labels = known(labels)
     if ignore_index is not None:
         labels = labels[labels != ignore_index]
         if labels.shape[0] == 0:

@@ -100,7 +100,7 @@ def _run_again(check: FiniteCheck, batch: Batch) -> Probe:
         for leaf, gradient in kept:
             leaf.grad = gradient
     if not batch.objective.is_given:
-        probe.look_at_losses(again.objective.losses)
+        probe.look_at_losses(again.objective.read_losses())
     return probe
 
 

@@ -20,6 +20,7 @@ from minipipe.autograd import Leaf
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.host import numbers
 from minipipe.errors import Code, NotFiniteError, warn_caller
 from minipipe.execution import BatchLoss
 
@@ -114,10 +115,7 @@ class FiniteCheck:
             )
         with np.errstate(all="ignore"):
             return isfinite(
-                sum(
-                    float(backend.sum_of_squares(gradient))
-                    for gradient in self._gradients()
-                )
+                sum(numbers(list(map(backend.sum_of_squares, self._gradients()))))
             )
 
     def _gradients(self) -> list[Array]:

@@ -31,6 +31,7 @@ MODULES = [
     "minipipe.nn",
     "minipipe.nn.initialisers",
     "minipipe.functional",
+    "minipipe.gpu",
     "minipipe.optim",
     "minipipe.data",
     "minipipe.checkpoint",
