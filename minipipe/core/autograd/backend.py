@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.core.errors import TensorError
+from minipipe.core.errors import LaunchError, TensorError
 
 Array = Any
 """An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or
@@ -265,7 +265,7 @@ def masked_like(array: Array, other: Array) -> Array:
     """
     # NumPy compares with an array of its dtype in half the time that it takes for a
     # number.
-    zero = _zeros_in_numpy((), other.dtype) if isinstance(other, np.ndarray) else 0
+    zero = _constant(0, (), other.dtype) if isinstance(other, np.ndarray) else 0
     return masked(array, other != zero)
 
 
@@ -350,25 +350,18 @@ def matmul(a: Array, b: Array) -> Array:
     return a @ b
 
 
-@lru_cache(maxsize=64)
-def _ones_in_numpy(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    ones = np.ones(shape, dtype)
-    ones.flags.writeable = False
-    return ones
-
-
-@lru_cache(maxsize=64)
-def _zeros_in_numpy(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    zeros = np.zeros(shape, dtype)
-    zeros.flags.writeable = False
-    return zeros
+@lru_cache(maxsize=128)
+def _constant(value: int, shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    constant = np.full(shape, value, dtype)
+    constant.flags.writeable = False
+    return constant
 
 
 def positive_part(array: Array) -> Array:
     """Return the larger of each element and 0."""
     if isinstance(array, np.ndarray):
         # With the zeros of a row it takes half the time that it takes with a number.
-        return np.maximum(array, _zeros_in_numpy(array.shape[-1:], array.dtype))
+        return np.maximum(array, _constant(0, array.shape[-1:], array.dtype))
     xp = array_module(array)
     return xp.maximum(array, xp.zeros(array.shape[-1:], dtype=array.dtype))
 
@@ -378,7 +371,7 @@ def ones_of_row(array: Array) -> Array:
     row.
     """
     if isinstance(array, np.ndarray):
-        return _ones_in_numpy(array.shape[-1], array.dtype)
+        return _constant(1, array.shape[-1], array.dtype)
     return ones(array.shape[-1:], array)
 
 
@@ -388,7 +381,7 @@ def sum_over_rows(array: Array) -> Array:
     """
     shape = (1, array.shape[-2])
     if isinstance(array, np.ndarray):
-        return _ones_in_numpy(shape, array.dtype) @ array
+        return _constant(1, shape, array.dtype) @ array
     return ones(shape, array) @ array
 
 
@@ -397,7 +390,7 @@ def sum_of_rows(matrix: Array) -> Array:
     faster than a reduction.
     """
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:
-        ones_of_rows = _ones_in_numpy(matrix.shape[0], matrix.dtype)
+        ones_of_rows = _constant(1, matrix.shape[0], matrix.dtype)
         # The method takes two thirds of the time, but a trace (compile/) notices only
         # the function.
         if type(matrix) is np.ndarray:
@@ -497,9 +490,12 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         return device
     if isinstance(device, str) and device in ("cpu", "cpu:0"):
         return np
-    # on demand: most programs use none
-    from minipipe.autograd.devices import gpu_module
-
+    try:
+        # on demand: most programs use none
+        from minipipe.autograd.devices import gpu_module
+    except ModuleNotFoundError:
+        alone = "the core alone takes 'cpu' or an array module, such as cupy"
+        raise LaunchError("unavailable", f"device is {device!r}; {alone}.") from None
     return gpu_module(device, local_rank)
 
 
