@@ -221,8 +221,8 @@ def with_copies(
             wait = max(_warm_up_with_copies(rank, time), _drain_with_copies(rank, time))
             value = rank.before + rank.work + wait
             for stage in stages:
-                trips = _trips_with_copies(rank, stage, copy_times[stage])
-                value = max(value, trips)
+                copy = copy_times[stage]
+                value = max(value, _trips_with_copies(rank, stage, copy, value))
             why = f"On rank {number} a copy takes at least {time:g}."
             bounds.append(Bound(value, Formula.COPIES, why))
     return max(bounds, key=lambda bound: bound.value)
@@ -541,8 +541,11 @@ def _time_of_trips(rank: _Rank, stage: int, m: int) -> float:
     return value + (num_trips - 1) * gap + rank.until_end(stage)
 
 
-def _trips_with_copies(rank: _Rank, stage: int, time: float) -> float:
-    """Return the time of a stage that may offload, from stage 0 on.
+def _trips_with_copies(
+    rank: _Rank, stage: int, time: float, known: float = 0.0
+) -> float:
+    """Return the time of a stage that may offload, from stage 0 on, if it is above a
+    known bound.
 
     If q of m microbatches are offloaded, the others make their round trips as without
     copies, and the q copies follow one another, after an F at the earliest. Behind the
@@ -552,11 +555,12 @@ def _trips_with_copies(rank: _Rank, stage: int, time: float) -> float:
     m = workload.num_microbatches
     around = workload.forward[stage] + workload.backward_input[stage]
     around += rank.paths.to[stage] + rank.until_end(stage)
-    least = inf
-    for q in range(m + 1):
-        trips = _time_of_trips(rank, stage, m - q) if q < m else 0.0
+    least = around + (m + 1) * time  # all are offloaded
+    for q in range(m):
         copies = around + (q + 1) * time if q else 0.0
-        least = min(least, max(trips, copies))
+        if max(copies, known) >= least:
+            break  # for each further q it takes longer, or the bound is not larger
+        least = min(least, max(_time_of_trips(rank, stage, m - q), copies))
     return least
 
 

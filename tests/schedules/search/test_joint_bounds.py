@@ -340,7 +340,7 @@ def test_a_bound_that_is_too_large_is_noticed(name, monkeypatch):
 
 
 def doubled(bound):
-    return lambda rank, *others: bound(rank, *others[:-1], 2 * others[-1])
+    return lambda rank, stage, time, known: bound(rank, stage, 2 * time, known)
 
 
 MUTANTS_OF_COPIES = {
