@@ -35,8 +35,15 @@ from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.placements import v_placement
+from minipipe.search.choices import Recompute
 from minipipe.search.finding import usual_evaluations
-from minipipe.search.joint import LAYERS, JointResult, find_joint
+from minipipe.search.joint import (
+    COPIES,
+    LAYERS,
+    WEIGHT_COPIES,
+    JointResult,
+    find_joint,
+)
 
 if TYPE_CHECKING:
     from minipipe.schedules import Costs
@@ -66,6 +73,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--layers", LAYERS, "N", layers)
     offload = "with --layers, try to offload activations (cost copy_bandwidth)"
     add_flag(parser, "--offload", offload)
+    again = "with --layers, stages that may recompute their activations: none "
+    again += "(default), uniform (all or none) or any"
+    choices = list(map(str, Recompute))
+    add("--recompute", choices=choices, default=str(Recompute.NONE), help=again)
+    copies = "with --layers, copies of the cost weights that a rank holds (default: "
+    copies += f"{WEIGHT_COPIES:g}, with gradients and the state of Adam)"
+    add_number(parser, "--weight-copies", COPIES, "N", copies)
     span = "span, the longest time between the first start and last end on one rank"
     objective = f"time to minimise: {span} (default), or makespan, the same over all"
     objective += " ranks"
@@ -93,8 +107,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     placements = _placements(options)
     if options.layers is not None:
         return _search_jointly(options, costs, placements, ending)
-    if options.offload or len(placements) > 1:
-        option = "--offload" if options.offload else "--placement any"
+    jointly = {"--offload": options.offload, "--placement any": len(placements) > 1}
+    jointly["--recompute"] = options.recompute != Recompute.NONE
+    jointly["--weight-copies"] = options.weight_copies is not None
+    for option in (name for name, is_used in jointly.items() if is_used):
         raise misuse(f"{option} also weighs the layers of stages; add --layers N.")
     (placement,) = placements
     workload = costs.workload(placement, microbatches, options.memory_limit)
@@ -167,6 +183,9 @@ def _search_jointly(
     if seconds is options.evaluations is None:
         seconds = _SECONDS
     limits = fields(options, "memory_limit", "objective", "offload", "seed")
+    limits["recompute"] = options.recompute
+    if options.weight_copies is not None:
+        limits["weight_copies"] = options.weight_copies
     limits["evaluations"] = options.evaluations or _CHOSEN
     limits["seconds"] = seconds or inf
     work = f"weighing partitions of {counted(options.layers, 'layer')}"
@@ -178,7 +197,7 @@ def _search_jointly(
     if options.output is not None:
         write_whole(options.output, _WRITERS[ending](result))
     about = fields(joint, "sizes", "is_offloaded", "choices", "searched", "waiting")
-    about |= fields(joint, "impossible", "is_complete")
+    about |= fields(joint, "impossible", "is_complete", "recomputed", "weight_memory")
     about["placement"] = result.workload.placement
     data = {**_data(result, timeline, options.output), **about}
     text = f"{_about_choices(joint)}\n{_report(result, timeline, options.output)}"
@@ -190,13 +209,21 @@ def _about_choices(joint: JointResult) -> str:
     sizes = ",".join(map(str, joint.sizes))
     placement = ",".join(map(str, joint.best.workload.placement))
     numbers = f"{counted(joint.choices, 'choice')}: {joint.searched} searched"
-    pruned = joint.choices - joint.searched - joint.waiting - joint.impossible
+    rest = joint.choices - joint.searched - joint.waiting - joint.impossible
+    pruned = max(0, rest)  # choices that wait together may include searched ones
     numbers += f", {pruned} pruned by bounds, {joint.impossible} without memory"
     if joint.waiting:
         numbers += f", {joint.waiting} left"
     if not joint.is_complete:
         numbers += "; other partitions bounded by their work"
-    return f"layers by stage {sizes} on ranks {placement}, {copies}\n{numbers}"
+    text = f"layers by stage {sizes} on ranks {placement}, {copies}"
+    again = [str(stage) for stage, is_so in enumerate(joint.recomputed) if is_so]
+    if again:
+        text += f", recomputed stages {','.join(again)}"
+    if any(joint.weight_memory):
+        held = ", ".join(f"{amount:g}" for amount in joint.weight_memory)
+        text += f"\nweights by rank {held}, besides the peak memory below"
+    return f"{text}\n{numbers}"
 
 
 def _work(workload: Workload, evaluations: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from minipipe.core.dividing import check_counts
 from minipipe.core.dividing import partition_evenly as partition_evenly
@@ -14,6 +15,52 @@ from minipipe.errors import ArgumentError, PartitionError, counted
 _COST = Spec(
     float, minimum=0, expected="a finite number, at least 0", error=PartitionError
 )
+
+
+class NamedPartition(NamedTuple):
+    """A partition that a pipeline takes by its name.
+
+    Attributes
+    ----------
+    function : str
+        Its module and name; a pipeline imports it when the partition is asked for. It
+        takes the model, the group, the options of the plan and the class of the
+        pipeline, and the pipeline's own keywords by name. It returns a model or a plan,
+        the options that remain, and whether to recompute. The ranks call it together.
+    over_grid : bool
+        Whether a device mesh may have replicas and tensor-parallel ranks.
+    """
+
+    function: str
+    over_grid: bool = True
+
+
+_VOCABULARY = NamedPartition("minipipe.execution.vocabulary.divided", over_grid=False)
+PARTITIONS = {
+    "measured": NamedPartition("minipipe.tuning.race.decided"),
+    "vocabulary": _VOCABULARY,
+    "vocabulary-one-barrier": _VOCABULARY,
+}
+"""The partitions by name."""
+
+
+def named_partition(name: str) -> NamedPartition:
+    """Return a partition by its name.
+
+    Raises
+    ------
+    PartitionError
+        Code ``value``; the message lists all names.
+
+    Examples
+    --------
+    >>> named_partition("measured").function
+    'minipipe.tuning.race.decided'
+    """
+    if name not in PARTITIONS:
+        expected = f"expected a list of range, or one of {', '.join(PARTITIONS)}"
+        raise PartitionError("value", f"partition is {name!r}; {expected}.")
+    return PARTITIONS[name]
 
 
 def partition_by_cost(
@@ -136,8 +183,9 @@ def partition_of(
     num_flat = len(numbers)
     num_stages = len(placement)
     if isinstance(partition, str):
+        names = ", ".join(map(repr, PARTITIONS))
         message = f"partition is {partition!r}; expected a list of range. Pipeline(…) "
-        message += "also takes 'measured' and 'vocabulary'."
+        message += f"also takes {names}."
         raise PartitionError("value", message)
     if partition is not None:
         parts = list(partition)

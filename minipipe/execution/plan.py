@@ -411,6 +411,9 @@ class Plan:
         """
         return handlers
 
+    def check_measurable(self, call: str) -> None:
+        """Refuse a call that measures stages, if a plan has no such stages."""
+
     @property
     def is_half(self) -> bool:
         """Whether some parameters are in half precision: their gradients may overflow."""

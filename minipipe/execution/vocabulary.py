@@ -116,7 +116,7 @@ class VocabularyPlan(Plan):
         options: Mapping[str, Any],
     ) -> None:
         name = str(options["partition"])
-        _check_options(name, group, own, options)
+        _check_options(name, own, options)
         _check_vocabulary(model, own["loss"])
         num_barriers = _BARRIERS[name]
         sizes = (group.size, options.get("num_microbatches"), None, 1)
@@ -142,6 +142,16 @@ class VocabularyPlan(Plan):
             part.layers.append(self.layers[-1])
         return part
 
+    def check_measurable(self, call: str) -> None:
+        """Refuse a measurement, which would run S and T without their barriers."""
+        raise ModelError(
+            "unsupported",
+            f"{call}() runs the layers of a stage, but with a divided vocabulary all "
+            "ranks compute the last layer together, so only step(), evaluate() and "
+            "predict() run it; pipeline.timeline() has the times of a step, or measure "
+            'a pipeline without partition="vocabulary".',
+        )
+
     @property
     def sharded_stages(self) -> frozenset[int]:
         """No stage is gathered for its forward and backward."""
@@ -155,6 +165,19 @@ class VocabularyPlan(Plan):
         return {**handlers, "HANDSHAKE": begin, "LOSS": _released(handlers["LOSS"])}
 
 
+def divided(
+    model: Any,
+    group: ProcessGroup,
+    options: Mapping[str, Any],
+    pipeline: type,
+    **own: Any,
+) -> tuple[VocabularyPlan, dict[str, Any], bool]:
+    """Return the plan of a divided vocabulary, no further options, and that nothing is
+    recomputed; see :class:`minipipe.execution.partition.NamedPartition`.
+    """
+    return VocabularyPlan(model, group, own, options), {}, False
+
+
 def _divided(model: Sequential, group: ProcessGroup) -> Any:
     """Return a copy of a model whose last layer is divided by words."""
     divided = copy.deepcopy(model)
@@ -166,18 +189,10 @@ def _divided(model: Sequential, group: ProcessGroup) -> Any:
 
 
 def _check_options(
-    name: str, group: Any, own: Mapping[str, Any], options: Mapping[str, Any]
+    name: str, own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Refuse options that do not go with a divided vocabulary."""
     advice = f"leave it out, or leave out partition={name!r}."
-    if name not in _BARRIERS:
-        names = " or ".join(map(repr, _BARRIERS))
-        raise ArgumentError(f"partition is {name!r}; expected {names}.")
-    if not isinstance(group, ProcessGroup):
-        message = (
-            "A Grid has replicas or tensor-parallel ranks, which do not work with "
-        )
-        raise ArgumentError(f"{message}a divided vocabulary; pass a process group.")
     wrong = [each for each, value in _PLAIN.items() if own[each] != value]
     wrong += [each for each in options if each not in _OPTIONS]
     if wrong:
@@ -188,9 +203,6 @@ def _check_options(
 
 def _check_vocabulary(model: Any, loss: Any) -> None:
     """Refuse a model whose output layer or loss is not known here."""
-    if hasattr(model, "plan") or isinstance(model, Plan):
-        message = 'partition="vocabulary" divides a model into stages itself'
-        raise ArgumentError(f"{message}; pass the model, an nn.Sequential.")
     check_model(model)
     problem = ""
     if not is_exactly(loss, CrossEntropyLoss):

@@ -1465,6 +1465,7 @@ class Pipeline(FamiliarPipeline):
 
     def _measured(self, call: str, inputs: Any, targets: Any) -> Batch:
         """Return a batch for a measurement. Collective."""
+        self._plan.check_measurable(call)
         mode, number = self._is_training, self.num_steps
         objective = self._objective()
         return self._intake.batch(call, inputs, targets, objective, mode, number)

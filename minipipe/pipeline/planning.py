@@ -4,8 +4,9 @@ group or a mesh, and options.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from minipipe.errors import ArgumentError, ModelError, RankError, counted
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.objective import BatchObjective, Weight
+from minipipe.execution.partition import named_partition
 from minipipe.execution.plan import Plan, check_model
 from minipipe.hints import check_pipeline_options
 from minipipe.nn import Sequential
@@ -91,23 +93,18 @@ def planned(
     made: Any = model
     grid: Grid | None = None
     recompute = own["recompute"]
-    if str(options.get("partition")).startswith("vocabulary"):
-        from minipipe.execution.vocabulary import VocabularyPlan  # few plans divide it
-
-        made = VocabularyPlan(model, group, own, options)
-        return Planned(made, made.group, None, False)
     if isinstance(group, Grid):
         grid = group
+        _check_over_grid(options)
         group = group.pipeline
         made, options = over_grid(model, grid, options)
     if isinstance(made, Stages):
         made, options = made.plan(group.size, options)
-    elif not isinstance(made, Plan) and _is_measured(options, made):
-        # Imported here, because most programs measure nothing.
-        from minipipe.tuning.race import decided
-
-        run = {name: own[name] for name in own if name != "check_agreement"}
-        made, options, recompute = decided(made, group, options, pipeline, **run)
+    elif not isinstance(made, Plan):
+        named = _named_partition(options)
+        if named is not None:
+            run = {name: own[name] for name in own if name != "check_agreement"}
+            made, options, recompute = named(made, group, options, pipeline, **run)
     if not isinstance(made, Plan):
         made = Plan(made, num_ranks=group.size, **options)
         options = {}
@@ -126,33 +123,45 @@ def planned(
     return Planned(made, group, grid, recompute)
 
 
-def _is_measured(options: Mapping[str, Any], model: Sequential) -> bool:
-    """Return whether the partition or the schedule follows from measurements.
+def _named_partition(options: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """Return the function of a partition that has a name, or of schedule="auto", which
+    measures; None without them.
 
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, if the layers
-        of the model cannot be measured on one rank.
+        Code ``name``, for an option that does not exist.
+    PartitionError
+        Code ``value``, for a name that is unknown.
     """
     only = [*MeasuringOptions.__annotations__]
     taken = [name for name in PipelineOptions.__annotations__ if name not in only]
     check_pipeline_options(options, taken, only)
-    is_measured = options.get("schedule") == "auto"
-    is_measured = is_measured or str(options.get("partition")) == "measured"
-    if is_measured and any(one.is_divided for one in model.parameters()):
-        raise ArgumentError(
-            "Tensor-parallel and fully sharded layers cannot be measured on one rank, "
-            'as schedule="auto" and partition="measured" would; pass the name of a '
-            "schedule, and a partition or layer_costs."
-        )
-    return is_measured
+    name = options.get("partition")
+    if not isinstance(name, str) and options.get("schedule") == "auto":
+        name = "measured"
+    if not isinstance(name, str):
+        return None
+    home, _, function = named_partition(name).function.rpartition(".")
+    # imported here, because most plans have no such partition
+    made_by: Callable[..., Any] = getattr(import_module(home), function)
+    return made_by
+
+
+def _check_over_grid(options: Mapping[str, Any]) -> None:
+    """Refuse a partition that does not work with a device mesh."""
+    name = options.get("partition")
+    if isinstance(name, str) and not named_partition(name).over_grid:
+        problem = "A Grid has replicas or tensor-parallel ranks, which do not work with"
+        raise ArgumentError(f"{problem} partition={name!r}; pass a process group.")
 
 
 def _against_shards(plan: Plan) -> Iterator[str]:
     """Yield the reasons why replicas with shards of parameters cannot run a plan."""
     name = plan.schedule.name
     summed = [one for one in plan.model.parameters() if one.is_summed]
+    if summed and not plan.sharded_stages:
+        return  # its parts are on the ranks of one pipeline
     for size in {one.owner.shard.group.size for one in summed}:
         for stage in range(plan.program.num_stages):
             count = len(plan.program.ranks_of(stage))

@@ -28,17 +28,7 @@ def eager_1f1b(
     1F1B takes as long as 1F1B. With latency, 1F1B waits in every round trip, and eager
     1F1B does not.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank``
-        on, and runs them as one.
-
-    Returns
-    -------
-    Schedule
+    Parameters and result are as in :func:`one_f_one_b`.
 
     References
     ----------
@@ -121,17 +111,7 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     peak, rank r holds the activations of 2(p - r) - 1 microbatches and, for 2r more,
     the part that W needs.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank``
-        on, and runs them as one.
-
-    Returns
-    -------
-    Schedule
+    Parameters and result are as in :func:`one_f_one_b`.
 
     References
     ----------

@@ -1,18 +1,28 @@
-"""Search for partition, placement and schedule together, with offload on request.
+"""Search for partition, placement and schedule together, on request with recomputation
+and offload.
 
-A choice is a placement, the layers of each stage, and whether activations may be
-offloaded. Choices are weighed in the order of their lower bounds: first a cheap one,
-the work of the busiest rank, then the largest known one. Each gets a short search, and
-the best get longer ones (successive halving). As soon as the next bound reaches the
-best value, all other choices are pruned: none of them is better.
+A choice is a placement, the layers of each stage, whether each stage recomputes its
+activations, and whether activations may be offloaded. Choices are weighed in the order
+of their lower bounds: first a cheap one, the work of the busiest rank, then the largest
+known one. Each gets a short search, and the best get longer ones (successive halving).
+As soon as the next bound reaches the best value, all other choices are pruned: none of
+them is better.
+
+If any stage may recompute, a choice begins undecided. It is decided stage by stage, as
+in branch and bound: the case with the smaller bound goes on, and the other one waits::
+
+    ??? 20 -- .?? 24 waits
+           `- R?? 22 -- R.? 22 -- R.. 22: searched
+                     |         `- R.R 25 waits
+                     `- RR? 25 waits
 
 The lower bound of the result holds for every schedule of every choice. Only layers of
-the same order, the placements passed, and unsliced microbatches are choices;
-recomputation, replicas and the memory of weights are not weighed. If there are too many
+the same order, the placements passed, and unsliced microbatches are choices; replicas,
+and recomputation of a part of a stage, are not weighed. If there are too many
 partitions, all up to some work of the busiest rank are choices, and this work bounds
-the others. With offload the bound ignores the memory limit and the time of copies, and
-the schedules are searched within larger limits and given copies afterwards, so a gap
-may remain.
+the others. With offload, schedules are searched within larger limits and given copies
+afterwards. Their bound counts the memory of single actions and the copies during
+warm-up and drain only, so a gap may remain.
 
 References
 ----------
@@ -24,41 +34,37 @@ second hand; nothing of their numbers is used.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 from math import inf
+from operator import attrgetter
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from minipipe.core.schedules.action import Action, I, W
-from minipipe.core.schedules.action_table import Schedule
-from minipipe.core.specs import SCHEDULE_COUNT
+from minipipe.core.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER, Spec
 from minipipe.errors import ScheduleError, counted, misuse
-from minipipe.schedules.analysis.workload import (
-    ROUNDING,
-    Objective,
-    Workload,
-    check_memory,
-    fits,
-)
+from minipipe.schedules.analysis.workload import ROUNDING, Objective
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.evaluation import value_of
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.transforms import offloaded
 from minipipe.search.certificate import Certificate
-from minipipe.search.clock import schedule_of
+from minipipe.search.choices import (
+    Choice,
+    Recompute,
+    costs_of_stages,
+    weight_memory,
+    without_weights,
+)
 from minipipe.search.finding import checked
-from minipipe.search.gallery import known_bound
-from minipipe.search.heuristic import Search
 
 LAYERS = SCHEDULE_COUNT._replace(maximum=1000)  # of a model, for this search
-_SUMS = ("forward", "backward_input", "backward_weight", "activation", "weights")
+COPIES = SCHEDULE_NUMBER._replace(maximum=1e6)  # of weights
+WEIGHT_COPIES = 4.0  # parameters, gradients, and Adam's two means
 _WORK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, inf)  # of the least possible
 _MOST = 2000  # partitions of a placement
 _FIRST = 130  # evaluations of the first search: all sweeps and policies
-_VIRTUAL = (1.5, 2.0, 3.0)  # memory limits of schedules that are then offloaded
+_BOUNDED = 20_000  # choices that get a bound, with or without offload; the rest waits
+_ORDER = attrgetter("order")
+Watch = Callable[[Callable[[], str]], object]
+_RECOMPUTE = Spec(str, choices=tuple(map(str, Recompute)), error=ScheduleError.of)
 
 
 class JointResult(NamedTuple):
@@ -73,11 +79,17 @@ class JointResult(NamedTuple):
         By stage.
     sizes : tuple of int
         By stage, its number of layers.
+    recomputed : tuple of bool
+        By stage, whether it recomputes. The ``costs`` include it.
+    weight_memory : tuple of float
+        By rank, the memory of its weights; the memory limits of the workload are what
+        it leaves.
     is_offloaded : bool
     choices, searched, waiting, impossible : int
         The numbers of choices: in all; searched; left although their bounds are below
         the value, because a limit ended the search; without a schedule, for lack of
-        memory. The others were pruned: their bounds are not below the value.
+        memory. The others were pruned: their bounds are not below the value. Of a group
+        of undecided choices that waits, some may have been searched.
     is_complete : bool
         Whether every partition was a choice.
     """
@@ -85,123 +97,14 @@ class JointResult(NamedTuple):
     best: Certificate
     costs: Costs
     sizes: tuple[int, ...]
+    recomputed: tuple[bool, ...]
+    weight_memory: tuple[float, ...]
     is_offloaded: bool
     choices: int
     searched: int
     waiting: int
     impossible: int
     is_complete: bool
-
-
-class _Choice:
-    """A choice: its workload, its bound, and its searches once they have begun."""
-
-    def __init__(
-        self, costs: Costs, sizes: tuple[int, ...], workload: Workload, offloads: bool
-    ) -> None:
-        self.costs = costs
-        self.sizes = sizes
-        self.workload = workload
-        self.offloads = offloads
-        work = map(workload.work, range(workload.num_ranks))
-        self.bound = max(work) * (1 - ROUNDING)
-        self.is_bounded = False
-        self.searches: list[Search] = []
-        self.value = inf
-        self.schedule: Schedule | None = None
-        self.found_by = ""
-
-    def find_bound(self, objective: Objective) -> bool:
-        """Find the largest known bound; return whether a schedule may exist."""
-        workload = self.workload
-        self.is_bounded = True
-        if self.offloads:
-            unlimited = (inf,) * workload.num_ranks
-            workload = workload._replace(memory_limit=unlimited)
-        elif not _has_memory(workload):
-            return False
-        self.bound = max(self.bound, known_bound(workload, objective).value)
-        return True
-
-    def improve(
-        self, objective: Objective, evaluations: int, seconds: float, seed: int
-    ) -> None:
-        """Search, or go on searching, for a better schedule."""
-        if not self.searches:
-            problems = self._larger() if self.offloads else [self.workload]
-            for problem in problems:
-                self.searches.append(Search(problem, objective, self.bound, seed))
-        for search in self.searches:
-            each = max(evaluations // len(self.searches), 1)
-            best = search.run(search.evaluations + each, seconds)
-            workload = search.problem.workload
-            schedule = schedule_of(best.run.orders, workload, "found")
-            found_by = best.found_by
-            if self.offloads:
-                schedule = self._offloaded(schedule) or schedule
-                found_by = f"{found_by}, offloaded"
-            timeline = simulate(schedule, self.costs)
-            value = value_of(timeline, objective)
-            if value < self.value and self._fits(timeline):
-                self.schedule = schedule
-                self.value = value
-                self.found_by = found_by
-
-    def _larger(self) -> list[Workload]:
-        """Return the workload with larger limits of memory, for offload."""
-        problems = []
-        for factor in _VIRTUAL:
-            larger = tuple(factor * limit for limit in self.workload.memory_limit)
-            problems.append(self.workload._replace(memory_limit=larger))
-        return [problem for problem in problems if _has_memory(problem)]
-
-    def _fits(self, timeline: Timeline) -> bool:
-        peaks = timeline.peak_memory or (inf,)
-        return all(map(fits, peaks, self.workload.memory_limit))
-
-    def _offloaded(self, schedule: Schedule) -> Schedule | None:
-        """Return the schedule with the least copies that fits the memory limit.
-
-        Between I and W nothing is offloaded, so W also runs right after its I.
-        """
-        smallest = min(self.workload.footprint.activation)
-        most = max(map(len, schedule.actions)) // 3  # pairs of a rank
-        if smallest:
-            most = min(most, int(max(self.workload.memory_limit) / smallest))
-        for num_held in range(most, 0, -1):
-            for ordered in (schedule, _with_early_weights(schedule)):
-                table = offloaded(ordered, num_held)
-                if self._fits(simulate(table, self.costs)):
-                    return table
-        return None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its schedule is as good as its bound."""
-        return self.value <= self.bound * (1 + ROUNDING)
-
-
-def _with_early_weights(schedule: Schedule) -> Schedule:
-    """Return the schedule with each W right after its I."""
-    rows = []
-    for row in schedule.actions:
-        early: list[Action] = []
-        for action in row:
-            if action.kind is not W:
-                early.append(action)
-            if action.kind is I:
-                early.append(action._replace(kind=W))
-        rows.append(tuple(early))
-    return replace(schedule, actions=tuple(rows))
-
-
-def _has_memory(workload: Workload) -> bool:
-    """Whether each rank can hold one microbatch."""
-    try:
-        check_memory(workload)
-    except ScheduleError:
-        return False
-    return True
 
 
 def find_joint(
@@ -215,7 +118,9 @@ def find_joint(
     evaluations: int = 20_000,
     seconds: float = inf,
     seed: int = 0,
-    watch: Callable[[Callable[[], str]], object] = lambda describe: None,
+    recompute: str = Recompute.NONE,
+    weight_copies: float = WEIGHT_COPIES,
+    watch: Watch = lambda describe: None,
 ) -> JointResult:
     """Return the best partition, placement and schedule found, with a bound on all.
 
@@ -231,7 +136,7 @@ def find_joint(
         The placements to weigh: for each the rank of each stage.
     num_microbatches : int
     memory_limit : float, optional
-        The most that a rank may hold of activations.
+        The most that a rank may hold, of weights and activations.
     objective : Objective
     offload : bool
         Whether choices with offload are weighed, at ``costs.copy_bandwidth``.
@@ -241,6 +146,12 @@ def find_joint(
     seconds : float
         The time limit.
     seed : int
+    recompute : {"none", "uniform", "any"}
+        Which stages may recompute: none; all or none; or any of them. Such a stage
+        holds its input, see :func:`minipipe.search.choices.recomputing`.
+    weight_copies : float
+        How often a rank holds ``costs.weights``: by default the parameters, their
+        gradients, and the two means of Adam.
     watch : function
         Called with a function that returns a progress message.
 
@@ -259,53 +170,76 @@ def find_joint(
     --------
     The last layer is slow; alone it makes a stage, and the others share two ranks.
 
-    >>> costs = Costs(forward=[1, 1, 1, 1, 2], backward_input=[1, 1, 1, 1, 2])
-    >>> costs = replace(costs, backward_weight=[1, 1, 1, 1, 2])
+    >>> times = [1, 1, 1, 1, 2]
+    >>> costs = Costs(times, times, times, activation=2, message_size=1, weights=1)
     >>> joint = find_joint(costs, 5, [(0, 1, 2)], num_microbatches=6)
     >>> joint.best.value, joint.best.gap, joint.sizes, joint.choices, joint.searched
     (36.0, 0.0, (2, 2, 1), 6, 1)
+
+    With less memory, some stages recompute.
+
+    >>> joint = find_joint(costs, 5, [(0, 1, 2)], 6, memory_limit=18, recompute="any")
+    >>> joint.best.value, joint.best.bound, joint.sizes, joint.recomputed
+    (48.0, 48.0, (2, 2, 1), (True, False, False))
     """
-    begun = perf_counter()
-    LAYERS.check("num_layers", num_layers)
+    _check(num_layers, recompute, weight_copies)
     objective = checked(objective, None, evaluations)
     if offload and memory_limit is None:
         raise misuse("offload needs a memory_limit; without one, nothing is offloaded.")
-    choices: list[_Choice] = []
+    begun = perf_counter()
+    choices: list[Choice] = []
     rest = inf
+    groups = [False, True][: 1 + offload]
     for placement in placements:
+        forms = list(product(groups, Recompute(recompute).decisions(len(placement))))
         partitions, left = _partitions(costs, num_layers, placement)
         rest = min(rest, num_microbatches * left)
         for sizes in partitions:
             of_stages = costs_of_stages(costs, sizes)
             workload = of_stages.workload(placement, num_microbatches, memory_limit)
-            for offloads in (False, True)[: 1 + offload]:
-                choices.append(_Choice(of_stages, sizes, workload, offloads))
-    weighing = _Weighing(objective, begun + seconds, seed)
-    watch(weighing.describe)
-    for offloads in (False, True)[: 1 + offload]:
+            workload = without_weights(workload, of_stages, weight_copies)
+            problem = (of_stages, sizes, workload)
+            choices += [Choice(*problem, *form) for form in forms]
+    weighing = _Weighing(objective, begun + seconds, seed, watch)
+    for offloads in groups:
         group = [choice for choice in choices if choice.offloads is offloads]
-        weighing.run(group, evaluations // (1 + offload))
-    result = _result(weighing, choices, objective, rest)
+        weighing.run(group, evaluations // len(groups))
+    result = _result(weighing, choices, rest, weight_copies)
     best = result.best._replace(seconds=perf_counter() - begun)
     return result._replace(best=best)
 
 
+def _check(num_layers: int, recompute: str, weight_copies: float) -> None:
+    LAYERS.check("num_layers", num_layers)
+    _RECOMPUTE.check("recompute", recompute)
+    COPIES.check("weight_copies", weight_copies)
+
+
 def _result(
-    weighing: _Weighing, choices: list[_Choice], objective: Objective, rest: float
+    weighing: _Weighing, choices: Sequence[Choice], rest: float, weight_copies: float
 ) -> JointResult:
     """Return the best choice; ``rest`` is a bound on all partitions left out."""
     best = weighing.best
     if best is None or best.schedule is None:
-        hint = "use more ranks, more memory or offload"
+        hint = "use more ranks, more memory, recomputation or offload"
         raise misuse(f"No schedule of any choice was found within its memory; {hint}.")
-    others = [choice.bound for choice in (*weighing.waiting, *weighing.searched)]
-    left = sum(map(weighing.is_below, weighing.waiting))
-    bound = min(best.value, rest, *others)
-    claim = (objective, best.value, bound, "the least bound of all choices")
+    others = filter(weighing.is_below, [*weighing.waiting, *weighing.searched])
+    bound = min(best.value, rest, *(choice.bound for choice in others))
+    claim = (weighing.objective, best.value, bound, "the least bound of all choices")
     found = (best.schedule, best.workload, *claim, best.found_by, 0.0)
-    numbers = (len(choices), len(weighing.searched), left, weighing.impossible)
-    choice = (best.costs, best.sizes, best.offloads)
-    return JointResult(Certificate(*found), *choice, *numbers, rest == inf)
+    return JointResult(
+        Certificate(*found),
+        best.costs,
+        best.sizes,
+        tuple(map(bool, best.recomputed)),
+        weight_memory(best.costs, best.workload, weight_copies),
+        best.offloads,
+        sum(choice.count for choice in choices),
+        len(weighing.searched),
+        sum(choice.count for choice in filter(weighing.is_below, weighing.waiting)),
+        weighing.impossible,
+        is_complete=rest == inf,
+    )
 
 
 class _Weighing:
@@ -313,21 +247,26 @@ class _Weighing:
 
     Attributes
     ----------
-    waiting, searched : list of _Choice
-    best : _Choice or None
+    objective : Objective
+    waiting, searched : list of Choice
+    best : Choice or None
     impossible : int
         The number of choices whose memory permits no schedule.
     """
 
-    def __init__(self, objective: Objective, deadline: float, seed: int) -> None:
-        self.waiting: list[_Choice] = []
-        self.searched: list[_Choice] = []
-        self.best: _Choice | None = None
+    def __init__(
+        self, objective: Objective, deadline: float, seed: int, watch: Watch
+    ) -> None:
+        self.waiting: list[Choice] = []
+        self.searched: list[Choice] = []
+        self.best: Choice | None = None
         self.impossible = 0
-        self._objective = objective
+        self.objective = objective
         self._deadline = deadline
         self._seed = seed
         self._left = 0
+        self._bounded = 0
+        watch(self.describe)
 
     @property
     def value(self) -> float:
@@ -339,86 +278,115 @@ class _Weighing:
         done = f"searched {counted(len(self.searched), 'choice')}"
         return f"{done}; the best has {self.value:g}"
 
-    def run(self, group: list[_Choice], evaluations: int) -> None:
+    def run(self, choices: Sequence[Choice], evaluations: int) -> None:
         """Search choices until all others are pruned, or a limit is reached."""
-        group.sort(key=lambda choice: choice.bound)
         self._left = evaluations
-        searched: list[_Choice] = []
-        while choice := self._next(group):
-            if searched and (self._left <= evaluations // 2 or self._is_late):
-                break
-            searched.append(group.pop(0))
-            self._improve(choice, _FIRST)
+        self._bounded = 0
+        begin = len(self.searched)
+        self._search_first(choices, evaluations // 2)
+        if any(None in choice.recomputed for choice in choices):
+            self._search_flipped(evaluations // 4)
         number = 2 * _FIRST
         while self._left > 0 and not self._is_late:
-            hopeful = [each for each in searched if self._may_improve(each)]
+            hopeful = [
+                each for each in self.searched[begin:] if self._may_improve(each)
+            ]
             if not hopeful:
                 break
             hopeful.sort(key=lambda choice: choice.value)
             for choice in hopeful[: max(1, len(hopeful) // 2)]:
                 self._improve(choice, number)
             number *= 2
-        self.searched += searched
-        self.waiting += group
 
-    def _next(self, group: list[_Choice]) -> _Choice | None:
-        """Return the choice with the least bound; None, if no schedule of the group is
-        below the best value.
+    def _search_first(self, choices: Sequence[Choice], left: int) -> None:
+        """Search those with the least bounds of each placement in turn, until so many
+        evaluations are left.
         """
-        while group and self.is_below(group[0]):
-            if group[0].is_bounded:
-                return group[0]
-            choice = group.pop(0)
-            if choice.find_bound(self._objective):
-                insort(group, choice, key=lambda each: each.bound)
+        of_placement: dict[Sequence[int], list[Choice]] = {}
+        for choice in sorted(choices, key=_ORDER):
+            of_placement.setdefault(choice.workload.placement, []).append(choice)
+        turns = list(of_placement.values())
+        begin = len(self.searched)
+        while turns and not (len(self.searched) > begin and self._has_ended(left)):
+            group = turns.pop(0)
+            found = self._next(group)
+            if found is None:
+                self.waiting += group
             else:
-                self.impossible += 1
+                self._begin(found)
+                turns.append(group)
+        self.waiting += chain(*turns)
+
+    def _search_flipped(self, left: int) -> None:
+        """Search the best choice with other stages recomputed: in halves, quarters, and
+        so on, until so many evaluations are left.
+
+        Bounds say little about large choices that are undecided.
+        """
+        size = 0 if self.best is None else len(self.best.recomputed)
+        stages = range(size)
+        while size > 1:
+            size = -(-size // 2)
+            for first in stages[::size]:
+                if self.best is None or self._has_ended(left):
+                    return
+                choice = self.best.flipped(stages[first : first + size])
+                if choice.find_bound(self.objective) and self.is_below(choice):
+                    self._begin(choice)
+
+    def _has_ended(self, left: int) -> bool:
+        """Whether only so many evaluations are left, or no time."""
+        return self._left <= left or self._is_late
+
+    def _begin(self, choice: Choice) -> None:
+        self.searched.append(choice)
+        self._improve(choice, _FIRST)
+
+    def _next(self, group: list[Choice]) -> Choice | None:
+        """Take a decided choice from a group, with a bound below the best value; None,
+        if there is none, or too many got a bound.
+        """
+        while group and self.is_below(group[0]) and self._bounded < _BOUNDED:
+            choice = group.pop(0)
+            if not choice.is_bounded:
+                self._add(group, [choice])
+                continue
+            while None in choice.recomputed:
+                others: list[Choice] = []
+                self._add(others, choice.decided())
+                choice = others.pop(0)
+                self._add(group, others)
+            if self.is_below(choice):
+                return choice
         return None
+
+    def _add(self, group: list[Choice], choices: Iterable[Choice]) -> None:
+        """Add the choices that memory permits to a group, each with its bound."""
+        for choice in choices:
+            self._bounded += not choice.is_bounded
+            if choice.is_bounded or choice.find_bound(self.objective):
+                insort(group, choice, key=_ORDER)
+            else:
+                self.impossible += choice.count
 
     @property
     def _is_late(self) -> bool:
         return perf_counter() >= self._deadline
 
-    def is_below(self, choice: _Choice) -> bool:
+    def is_below(self, choice: Choice) -> bool:
         """Whether a schedule of a choice may be below the best value."""
         return choice.bound < self.value * (1 - ROUNDING)
 
-    def _may_improve(self, choice: _Choice) -> bool:
+    def _may_improve(self, choice: Choice) -> bool:
         return self.is_below(choice) and not choice.is_closed
 
-    def _improve(self, choice: _Choice, evaluations: int) -> None:
+    def _improve(self, choice: Choice, evaluations: int) -> None:
         number = min(evaluations, max(self._left, 1))
         seconds = max(self._deadline - perf_counter(), 0.0)
-        choice.improve(self._objective, number, seconds, self._seed)
+        choice.improve(self.objective, number, seconds, self._seed)
         self._left -= number
         if choice.value < self.value:
             self.best = choice
-
-
-def costs_of_stages(costs: Costs, sizes: Sequence[int]) -> Costs:
-    """Return costs by stage from costs by layer, given the layers of each stage.
-
-    Examples
-    --------
-    >>> costs = Costs(forward=[1, 2, 3], message_size=[5, 6, 0])
-    >>> of_stages = costs_of_stages(costs, (2, 1))
-    >>> of_stages.forward, of_stages.backward_input, of_stages.message_size
-    ((3.0, 3.0), (2.0, 1.0), (6.0, 0.0))
-    """
-    ends = accumulate(sizes)
-    parts = [range(end - size, end) for size, end in zip(sizes, ends)]
-
-    def merged(name: str, merge: Callable[[list[float]], float]) -> tuple[float, ...]:
-        values = costs.by_stage(name, sum(sizes), "layer")
-        return tuple(merge([values[layer] for layer in part]) for part in parts)
-
-    names = [*_SUMS]
-    if costs.weight_activation is not None:
-        names.append("weight_activation")
-    changes: dict[str, Any] = {name: merged(name, sum) for name in names}
-    changes["transient_activation"] = merged("transient_activation", max)
-    changes["message_size"] = merged("message_size", lambda values: values[-1])
-    return replace(costs, **changes)
 
 
 # -- partitions ------------------------------------------------------------------------

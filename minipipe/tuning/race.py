@@ -126,8 +126,15 @@ def decided(
     Raises
     ------
     ArgumentError
-        Code ``value``: without a sample.
+        Code ``value``: without a sample, or for layers that cannot be measured on one
+        rank.
     """
+    if any(one.is_divided for one in model.parameters()):
+        raise ArgumentError(
+            "Tensor-parallel and fully sharded layers cannot be measured on one rank, "
+            'as schedule="auto" and partition="measured" would; pass the name of a '
+            "schedule, and a partition or layer_costs."
+        )
     if options.get("schedule") == "auto":
         return chosen(model, group, pipeline, recompute, **run, **options)
     partition = measured_partition(

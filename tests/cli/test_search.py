@@ -144,6 +144,9 @@ def test_the_open_puzzle_is_solved_within_its_bound(ask, tmp_path):
         (["--placement", "0,1", "--ranks", 3], "--ranks is 3, but --placement has 2"),
         (["--placement", "any"], "--placement any also weighs the layers of stages"),
         (["--offload"], "--offload also weighs the layers"),
+        (["--recompute", "any"], "--recompute also weighs the layers"),
+        (["--weight-copies", 2], "--weight-copies also weighs the layers"),
+        (["--layers", 8, "--weight-copies", -1], "--weight-copies is -1.0; expected"),
         (["--layers", 8, "--exact"], "--exact has no model of --layers"),
         (["--layers", 5, "--costs", "F=1:2:1"], "3 values for 5 layers; expected one"),
         (["--layers", 3], "The placement has 4 stages, and there are 3 layers"),
@@ -173,3 +176,21 @@ def test_layers_placement_and_offload_are_weighed_together(ask, tmp_path):
     status, printed, _ = ask(*question, "--offload", "-o", file)
     assert status == 0 and "layers by stage" in printed and "24 choices" in printed
     assert ask("check", file)[0] == 0
+
+
+def test_recomputation_of_some_stages_and_the_memory_of_weights_are_weighed(ask):
+    question = ["search", "--microbatches", 8, "--layers", 12, "--memory-limit", 40]
+    question += ["--costs", "activation=4,message_size=0.5,weights=1"]
+    question += ["--evaluations", 500]
+    values = {}
+    for stages in ("none", "uniform", "any"):
+        status, printed, _ = ask(*question, "--recompute", stages, "--json")
+        found = json.loads(printed.splitlines()[-1])
+        values[stages] = found["value"]
+        pairs = zip(found["peak_memory"], found["weight_memory"])
+        assert status == 0 and max(map(sum, pairs)) <= 40
+    assert values["any"] < values["uniform"] <= values["none"]
+    assert found["recomputed"] == [True, True, False, False] and found["gap"] == 0
+    more = [*question, "--recompute", "any", "--weight-copies", 1]
+    status, printed, _ = ask(*more)
+    assert status == 0 and "weights by rank 3, 3, 3, 3, besides" in printed

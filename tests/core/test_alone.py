@@ -167,6 +167,23 @@ def test_the_list_has_no_module_that_nothing_loads(folder):
     assert {f"minipipe.{name}" for name in MODULES} <= used
 
 
+def test_the_core_chooses_no_gpu_and_says_so(folder):
+    program = "from minipipe.core.nn.basic import Linear; Linear(2, 2).to('gpu')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "minipipe.errors.LaunchError: device is 'gpu'; the core alone"
+    )
+
+
 @pytest.mark.parametrize(
     ("schedule", "named"),
     [

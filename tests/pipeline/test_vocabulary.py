@@ -152,7 +152,11 @@ DEEP = [nn.Linear(6, 6), nn.Linear(6, 6)]
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"how": "vocabulary-3"}, ArgumentError, "expected 'vocabulary' or 'vocab"),
+        (
+            {"how": "vocabulary-3"},
+            PartitionError,
+            "'vocabulary-3'; expected a list of range, or one of measured, vocabulary,",
+        ),
         ({"compile": True}, ArgumentError, "compile=True does not work with a divided"),
         ({"recompute": True}, ArgumentError, "recompute=True does not work"),
         ({"replicas": 2}, ArgumentError, "replicas=2 does not work"),
@@ -169,7 +173,11 @@ DEEP = [nn.Linear(6, 6), nn.Linear(6, 6)]
         ({"model": model(dtype=np.float16)}, ModelError, "half precision"),
         ({"model": nn.Sequential(*DEEP)}, PartitionError, "1 layer cannot make 2"),
         ({"model": frozen()}, ModelError, "some parameters are frozen"),
-        ({"model": Plan(model(), num_ranks=2)}, ArgumentError, "pass the model"),
+        (
+            {"model": Plan(model(), num_ranks=2)},
+            ModelError,
+            "determine .*partition; leave it out",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, error, words):
@@ -184,7 +192,12 @@ def test_options_that_do_not_fit_are_refused(options, error, words):
         (lambda p: p.step(X, Y, outputs=True), ArgumentError, "call evaluate"),
         (lambda p: p.step(X, Y, metrics={"n": max}), ArgumentError, "call evaluate"),
         (lambda p: p.forward_backward(X, lambda y: y), ArgumentError, "has its words"),
-        (lambda p: p.measure_memory(X, Y), ModelError, "only step.*evaluate"),
+        (lambda p: p.measure_memory(X, Y), ModelError, "measure_memory.. runs"),
+        (
+            lambda p: p.measure_costs(X, Y),
+            ModelError,
+            "measure_costs.. .*only step.*eva",
+        ),
         (lambda p: p.step(X, Y + WORDS), TensorError, "expected 0 to 47"),
         (lambda p: p.step(X, Y * 1.0), TensorError, "expected whole numbers"),
         (lambda p: p.step(X, Y[:, :2]), ModelError, "one label for each hidden state"),
@@ -198,5 +211,5 @@ def test_calls_that_need_all_scores_or_other_labels_are_refused(call, error, wor
 def test_device_meshes_and_plans_of_their_own_are_refused():
     with pytest.raises(ArgumentError, match="pass a process group"):
         spawn(lambda group: made(Grid(group, data=2), BOTH[0]), 2)
-    with pytest.raises(PartitionError, match="also takes 'measured' and 'vocabulary'"):
+    with pytest.raises(PartitionError, match="also takes 'measured', 'vocabulary', 'v"):
         Plan(model(), num_ranks=2, partition="vocabulary")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.core.errors import TensorError
+from minipipe.core.errors import LaunchError, TensorError
 
 Array = Any
 """An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or
@@ -293,7 +293,7 @@ def masked_like(array: Array, other: Array) -> Array:
     """
     # NumPy compares with an array of its dtype in half the time that it takes for a
     # number.
-    zero = _zeros_in_numpy((), other.dtype) if isinstance(other, np.ndarray) else 0
+    zero = _constant(0, (), other.dtype) if isinstance(other, np.ndarray) else 0
     return masked(array, other != zero)
 
 
@@ -426,7 +426,7 @@ def sum_of_rows(matrix: Array) -> Array:
     faster than a reduction.
     """
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:
-        ones_of_rows = _ones_in_numpy(matrix.shape[0], matrix.dtype)
+        ones_of_rows = _constant(1, matrix.shape[0], matrix.dtype)
         # The method takes two thirds of the time, but a trace (compile/) notices only
         # the function.
         if type(matrix) is np.ndarray:
@@ -526,9 +526,12 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         return device
     if isinstance(device, str) and device in ("cpu", "cpu:0"):
         return np
-    # on demand: most programs use none
-    from minipipe.autograd.devices import gpu_module
-
+    try:
+        # on demand: most programs use none
+        from minipipe.autograd.devices import gpu_module
+    except ModuleNotFoundError:
+        alone = "the core alone takes 'cpu' or an array module, such as cupy"
+        raise LaunchError("unavailable", f"device is {device!r}; {alone}.") from None
     return gpu_module(device, local_rank)
 
 

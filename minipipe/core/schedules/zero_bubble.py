@@ -25,17 +25,7 @@ def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     unit costs it is 3m + p - 1. At its peak, rank r holds the activations of p - r
     microbatches and, for r more, the part that W needs.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank``
-        on, and runs them as one.
-
-    Returns
-    -------
-    Schedule
+    Parameters and result are as in :func:`one_f_one_b`.
 
     References
     ----------

@@ -43,7 +43,7 @@ wait before the first gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
@@ -75,6 +75,7 @@ class Formula(StrEnum):
     FROM_STAGE_0 = "from stage 0"
     ROUND_TRIP = "round trip"
     MEMORY = "memory over time"
+    COPIES = "copies"
 
 
 class Bound(NamedTuple):
@@ -155,6 +156,76 @@ def lower_bound(workload: Workload, objective: Objective = Objective.SPAN) -> Bo
     (27.0, 'Rank 0 computes for 24 and must wait for 3 before its first I: after 4 F its memory is full.')
     """
     return lower_bounds(workload, objective)[0]
+
+
+def with_free_copies(workload: Workload) -> Workload:
+    """Return a workload that each schedule with O and L solves without them: an
+    activation takes memory only while its F or its I runs.
+
+    Between I and W nothing is offloaded.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> with_free_copies(Costs(activation=2).workload((0,), 4)).footprint[::2]
+    ((0.0,), (2.0,))
+    """
+    activation, _, transient = workload.footprint
+    stages = range(workload.num_stages)
+    during = tuple(activation[stage] + transient[stage] for stage in stages)
+    nothing = (0.0,) * workload.num_stages
+    footprint = workload.footprint._replace(activation=nothing, transient=during)
+    return workload._replace(footprint=footprint)
+
+
+def with_copies(
+    workload: Workload,
+    copy_times: Sequence[float],
+    objective: Objective = Objective.SPAN,
+) -> Bound:
+    """Return a lower bound on the objective of every schedule of a workload, also of
+    those that offload activations.
+
+    Parameters
+    ----------
+    workload : Workload
+    copy_times : sequence of float
+        By stage, the time of an O or an L.
+    objective : Objective
+
+    Raises
+    ------
+    ScheduleError
+        Code ``value``, if a rank cannot hold the memory of one action.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> costs = Costs(weight_activation=0, latency=1)
+    >>> workload = costs.workload(range(4), num_microbatches=6, memory_limit=2)
+    >>> for time in (0, 2, 8):
+    ...     print(with_copies(workload, [time] * 4).value)
+    25.0
+    25.0
+    31.0
+    >>> lower_bound(workload).value  # without offload
+    44.0
+    """
+    paths = _Paths(workload, objective)
+    bounds = [lower_bound(with_free_copies(workload), objective)]
+    stages_of = stages_by_rank(workload.placement, workload.num_ranks)
+    for number, stages in enumerate(stages_of):
+        if stages:
+            rank = _Rank(workload, number, stages, paths)
+            time = min(copy_times[stage] for stage in stages)
+            wait = max(_warm_up_with_copies(rank, time), _drain_with_copies(rank, time))
+            value = rank.before + rank.work + wait
+            for stage in stages:
+                copy = copy_times[stage]
+                value = max(value, _trips_with_copies(rank, stage, copy, value))
+            why = f"On rank {number} a copy takes at least {time:g}."
+            bounds.append(Bound(value, Formula.COPIES, why))
+    return max(bounds, key=lambda bound: bound.value)
 
 
 # -- paths and ranks -------------------------------------------------------------------
@@ -240,14 +311,29 @@ class _Rank:
             return self.num_pairs
         return int(free // amount)
 
+    def pairs_of(self, stage: int) -> int:
+        """Return how many pairs of a stage are held at most when an I of it starts."""
+        activation, _, transient = self.workload.footprint
+        return self.how_many(activation[stage], transient[stage])
+
+    def until_end(self, stage: int) -> float:
+        """Return the time from the end of the last I of a stage until the end."""
+        if self.paths.is_makespan:
+            return self.paths.after[stage]
+        return self.paths.back[stage] + self.workload.backward_weight[0]
+
     @cached_property
     def most_pending(self) -> float:
         """The longest work, I and W, that is left when the last F ends: the largest a
         (tI + tW) + b tW that fits.
         """
+        return self.pending_from(len(self.stages))
+
+    def pending_from(self, fewest: int) -> float:
+        """Return the longest work of pairs held, of which so many wait for I at least."""
         most = 0.0
         activation = self.activation
-        for a in range(len(self.stages), 1 + self.how_many(activation)):
+        for a in range(fewest, 1 + self.how_many(activation)):
             fitting = self.how_many(self.weight_activation, a * activation)
             b = min(self.num_pairs - a, fitting)
             most = max(most, a * self.backward + b * self.weight)
@@ -338,6 +424,37 @@ def _left_over(rank: _Rank, after: float) -> float:
     return max(path - rank.most_pending, after - num_weights * rank.weight)
 
 
+def _warm_up_with_copies(rank: _Rank, time: float) -> float:
+    """Return the wait before the first I of a rank that may offload.
+
+    When that I starts, at least t after the first F, the rank holds k forwards at most,
+    as in the warm-up. The others are offloaded, one O after another, of which the first
+    comes after an F: at most (t - tF) / c, if each takes c. So the rank has run at most
+    k + (t - tF) / c forwards. If c is above the time of an F, the rest of t only grows
+    with t.
+    """
+    if time <= rank.forward:
+        return 0.0
+    t = rank.until_first_input
+    num_copies = max(0.0, t - rank.workload.forward[rank.stages[0]]) / time
+    return max(0.0, t - (rank.num_forwards + num_copies) * rank.forward)
+
+
+def _drain_with_copies(rank: _Rank, time: float) -> float:
+    """Return the wait after the last F of a rank that may offload.
+
+    In the drain, a pairs wait for I and b for W, as far as they are held. The others
+    are away, and each needs an L after that F: at most x / c, if the rank ends x after
+    it and an L takes c. So the remaining work is at most a (tI + tW) + b tW and
+    x / c (tI + tW). If c is above tI + tW, the rest of x only grows with x, which is at
+    least the time of the path.
+    """
+    if time <= rank.backward:
+        return 0.0
+    path = rank.after_last_forward + rank.after
+    return max(0.0, path - rank.pending_from(0) - path / time * rank.backward)
+
+
 def _between(rank: _Rank) -> float:
     """Return the waits between warm-up and drain, of a rank with one stage.
 
@@ -397,30 +514,54 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
     and the path back to it after them. If k M_B + M_W is above L, then F_j+k also waits
     for W_j or for I_j+1 to end.
     """
-    workload = rank.workload
-    paths = rank.paths
-    activation, weight_activation, transient = workload.footprint
-    m = workload.num_microbatches
-    overhead = workload.overhead
+    m = rank.workload.num_microbatches
     for s in rank.stages:
-        k = min(m, rank.how_many(activation[s], transient[s]))
-        gap = overhead
-        if k * activation[s] + weight_activation[s] > rank.limit * (1 + ROUNDING):
-            shorter = min(workload.backward_weight[s], workload.backward_input[s])
-            gap += shorter + overhead
+        k = min(m, rank.pairs_of(s))
         num_trips = -(-m // k)
-        trip = paths.round(s, s)
-        value = paths.to[s] + (m - 1) % k * (workload.forward[s] + overhead)
-        value += num_trips * trip
-        value += (num_trips - 1) * gap
-        if paths.is_makespan:
-            value += paths.after[s]
-        else:
-            value += paths.back[s] + workload.backward_weight[0]
+        trip = rank.paths.round(s, s)
         why = f"On rank {rank.rank} a microbatch takes {trip:g} from F to I"
         if num_trips > 1:
             why += f", and memory allows {k} at a time: {num_trips} rounds"
-        yield Bound(value, Formula.ROUND_TRIP, f"{why}.")
+        yield Bound(_time_of_trips(rank, s, m), Formula.ROUND_TRIP, f"{why}.")
+
+
+def _time_of_trips(rank: _Rank, stage: int, m: int) -> float:
+    """Return the time of the round trips of some microbatches; see _round_trips."""
+    workload = rank.workload
+    overhead = workload.overhead
+    activation, weight_activation, _ = (each[stage] for each in workload.footprint)
+    k = min(m, rank.pairs_of(stage))
+    gap = overhead
+    if k * activation + weight_activation > rank.limit * (1 + ROUNDING):
+        shorter = min(workload.backward_weight[stage], workload.backward_input[stage])
+        gap += shorter + overhead
+    num_trips = -(-m // k)
+    value = rank.paths.to[stage] + (m - 1) % k * (workload.forward[stage] + overhead)
+    value += num_trips * rank.paths.round(stage, stage)
+    return value + (num_trips - 1) * gap + rank.until_end(stage)
+
+
+def _trips_with_copies(
+    rank: _Rank, stage: int, time: float, known: float = 0.0
+) -> float:
+    """Return the time of a stage that may offload, from stage 0 on, if it is above a
+    known bound.
+
+    If q of m microbatches are offloaded, the others make their round trips as without
+    copies, and the q copies follow one another, after an F at the earliest. Behind the
+    last of them come its L and its I.
+    """
+    workload = rank.workload
+    m = workload.num_microbatches
+    around = workload.forward[stage] + workload.backward_input[stage]
+    around += rank.paths.to[stage] + rank.until_end(stage)
+    least = around + (m + 1) * time  # all are offloaded
+    for q in range(m):
+        copies = around + (q + 1) * time if q else 0.0
+        if max(copies, known) >= least:
+            break  # for each further q it takes longer, or the bound is not larger
+        least = min(least, max(_time_of_trips(rank, stage, m - q), copies))
+    return least
 
 
 def _memory_over_time(rank: _Rank) -> Iterator[Bound]:

@@ -10,6 +10,7 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.search.certificate import _digest, changed, read_certificate
+from minipipe.search.joint import find_joint
 from tests.launch import slowly
 from tests.slow import records
 
@@ -61,6 +62,33 @@ def test_the_open_puzzle_takes_20_with_whole_backwards_and_six_held():
     timeline = simulate(schedule, Costs(backward_weight=0))
     assert timeline.makespan == 20 and max(timeline.peak_memory) == 6
     assert schedule.placement == (0, 1, 2, 0, 1, 2) and schedule.num_microbatches == 4
+
+
+def rows_of_choices():
+    """Yield the rows of the table of layers: options and what was found."""
+    for row in ROWS[ROWS.index("## Layers, memory and time together") :]:
+        cells = [cell.strip().strip("`") for cell in row.split("|")[1:-1]]
+        if len(cells) == 5 and cells[1].isdigit():
+            quick = cells[0] in ("--recompute any", "--offload")
+            make = pytest.param if quick else slowly
+            yield make(cells, id=cells[0])
+
+
+@pytest.mark.parametrize("cells", list(rows_of_choices()))
+def test_a_row_of_layers_is_what_the_search_finds(cells):
+    words, value, bound, sizes, stages = cells
+    options = {}
+    if "--recompute" in words:
+        options["recompute"] = words.split()[-1]
+    if "--offload" in words:
+        options["offload"] = True
+    costs = Costs(activation=4, message_size=0.5, weights=1, copy_bandwidth=8)
+    problem = (costs, 12, [(0, 1, 2, 3)], 8, 40)
+    joint = find_joint(*problem, evaluations=500, **options)
+    assert (joint.best.value, joint.best.bound) == (float(value), float(bound))
+    assert ",".join(map(str, joint.sizes)) == sizes
+    again = [str(stage) for stage, is_so in enumerate(joint.recomputed) if is_so]
+    assert ",".join(again) == stages
 
 
 def swapped(content):
