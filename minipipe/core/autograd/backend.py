@@ -293,7 +293,7 @@ def masked_like(array: Array, other: Array) -> Array:
     """
     # NumPy compares with an array of its dtype in half the time that it takes for a
     # number.
-    zero = _constant(0, (), other.dtype) if isinstance(other, np.ndarray) else 0
+    zero = _zeros_in_numpy((), other.dtype) if isinstance(other, np.ndarray) else 0
     return masked(array, other != zero)
 
 
@@ -426,7 +426,7 @@ def sum_of_rows(matrix: Array) -> Array:
     faster than a reduction.
     """
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:
-        ones_of_rows = _constant(1, matrix.shape[0], matrix.dtype)
+        ones_of_rows = _ones_in_numpy(matrix.shape[0], matrix.dtype)
         # The method takes two thirds of the time, but a trace (compile/) notices only
         # the function.
         if type(matrix) is np.ndarray:
