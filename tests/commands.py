@@ -35,6 +35,7 @@ REQUIRED = {
 }
 # that pip may be told to install, beside minipipe's folder
 PACKAGES = REQUIRED | {"notebook", "torch", "cairosvg"}
+PACKAGES |= {"cupy-cuda12x[ctk]", "cupy-cuda13x[ctk]"}
 TASKS = {exercise.name for exercise in exercises_in(find_source())}
 # of a reader
 PLACEHOLDERS = {

@@ -75,16 +75,21 @@ def gpu_description() -> str:
     try:
         cupy.cuda.nvrtc.getVersion()
     except Exception as error:  # of the loader, or of the library
-        extra = f"cupy-cuda{built_for // _MAJOR}x[ctk]"
         first = str(error).partition("\n")[0]
-        return (
-            f"{found}; but CUDA's compiler is missing: pip install '{extra}' ({first})"
-        )
+        advice = f"{_COMPILERS[built_for // _MAJOR]} ({first})"
+        return f"{found}; but CUDA's compiler is missing: {advice}"
     return found
 
 
 _MAJOR = 1000
-_EXTRAS = {12: "gpu", 13: "gpu13"}  # by CUDA's version; setup.cfg
+_INSTALL = {  # by CUDA's version
+    12: "pip install -e '.[gpu]' in minipipe's folder",
+    13: "pip install -e '.[gpu13]' in minipipe's folder",
+}
+_COMPILERS = {
+    12: "pip install 'cupy-cuda12x[ctk]'",
+    13: "pip install 'cupy-cuda13x[ctk]'",
+}
 
 
 def _dotted(version: int) -> str:
@@ -105,11 +110,9 @@ def _driver() -> int:
 
 def _advice(driver: int) -> str:
     """Return what to install for a driver."""
-    install = "pip install -e '.[{}]' in minipipe's folder"
     if not driver:
-        return f"{install.format('gpu')} for CUDA 12, or '.[gpu13]' for CUDA 13"
+        return f"{_INSTALL[12]} for CUDA 12, or '.[gpu13]' for CUDA 13"
     words = f"the driver supports CUDA {_dotted(driver)}"
-    if driver // _MAJOR < min(_EXTRAS):
+    if driver // _MAJOR < min(_INSTALL):
         return f"{words}; expected 12.0 or later, so update the driver"
-    extra = _EXTRAS[min(driver // _MAJOR, max(_EXTRAS))]
-    return f"{words}; {install.format(extra)}"
+    return f"{words}; {_INSTALL[min(driver // _MAJOR, max(_INSTALL))]}"

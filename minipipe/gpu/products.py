@@ -24,6 +24,7 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
+from minipipe.errors import LaunchError
 from minipipe.gpu.precision import allows_tf32
 
 WORKSPACE = 32 << 20
@@ -156,7 +157,8 @@ class Products:
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
         if status:
-            raise RuntimeError(f"{name} of cuBLAS fails with status {status}")
+            message = f"{name} of cuBLAS fails with status {status}; 3: out of memory."
+            raise LaunchError("unavailable", message)
 
 
 def product_of(products: Products) -> Callable[..., Array]:
