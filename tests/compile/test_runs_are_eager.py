@@ -90,6 +90,7 @@ def test_all_runs_have_the_bits_of_eager_ones(schedule, stash, ranks, optimiser)
     check(schedule, num_ranks, optimiser=getattr(optim, optimiser), **options)
 
 
+@pytest.mark.slow
 def test_dropped_activations_are_computed_again_in_a_run():
     check("pipedream", 2, recompute=True)
     check(schedules.recomputed(schedules.pipedream(2, 12)), 2)
