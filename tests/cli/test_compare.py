@@ -51,6 +51,7 @@ def compared(num_ranks, task):
     return json.loads(done.out)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_it_starts_its_ranks_itself():
     found = compared(2, TINY)
