@@ -94,7 +94,7 @@ def of_one_process():
 
 
 @pytest.mark.parametrize(
-    "kind", ["one", "threads", pytest.param("mpi", marks=needs_mpi)]
+    "kind", ["one", "threads", pytest.param("mpi", marks=[needs_mpi, pytest.mark.slow])]
 )
 def test_the_core_alone_trains_with_the_bits_of_one_process(
     kind, folder, of_one_process
