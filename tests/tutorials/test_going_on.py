@@ -39,6 +39,7 @@ def break_off(folder):
     return first
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     ("program", "every", "ranks", "changed"),
@@ -120,7 +121,7 @@ def test_an_option_that_changes_numbers_is_named(tmp_path):
             ["--checkpoint", "FOLDER/file"],
             "file' cannot be a folder: File exists; name another one",
         ),
-        (
+        slowly(
             TEXT,
             ["--sample", "FOLDER/nowhere"],
             "There is no checkpoint in 'FOLDER/nowhere': No such file or directory.",
