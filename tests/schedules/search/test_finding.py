@@ -118,6 +118,7 @@ def test_a_search_of_no_given_length_counts_actions(monkeypatch):
     assert tried == [(7250 // 45, float("inf")), (float("inf"), 3), (5, 3)]
 
 
+@pytest.mark.slow
 def test_it_stops_where_the_gallery_proves_the_optimum():
     """It went on for 10 s, and said 3.3 % above the bound of what ``simulate`` called
     proved optimal.
