@@ -160,6 +160,7 @@ def test_without_a_watch_a_failed_rank_ends_the_others(deed, code, message, fold
     assert done.returncode == code and message in done.stderr
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_the_list_has_no_module_that_nothing_loads(folder):
     """Each is loaded by one of the kinds of groups."""
