@@ -139,7 +139,7 @@ def test_numbers_of_microbatches_that_do_not_fit_are_left_out_and_refused_where_
             ArgumentError,
             "seconds is -1; expected a finite time, at least 0",
         ),
-        (
+        slowly(
             None,
             {"memory_limit": "1"},
             ValueError,

@@ -214,6 +214,7 @@ def test_in_the_background_and_as_weights_it_is_the_same(tmp_path):
         assert all(same_bits(state[name], value) for name, value in values.items())
 
 
+@pytest.mark.slow
 def test_a_part_that_is_cut_elsewhere_is_noticed(monkeypatch):
     """The mutant: an optimiser's array that is taken from the wrong end."""
     monkeypatch.setattr(
