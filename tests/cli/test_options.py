@@ -114,7 +114,14 @@ def test_every_verb_is_here():
     assert sum(len(numbers_of(verb)) for verb in VERBS) > 50
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if numbers_of(verb)])
+# Verbs whose options `step` has as well, or that start processes.
+LIKE_STEP = ("check", "grade", "show", "simulate")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [slowly(verb) if verb in LIKE_STEP else verb for verb in VERBS if numbers_of(verb)],
+)
 def test_what_is_no_number_is_refused_by_the_parser_for_every_option(verb, capsys):
     for option in numbers_of(verb):
         for value in REFUSED:
@@ -135,10 +142,6 @@ STARTING_RANKS = ("advise", "compare", "export")
 
 
 ASKED = [verb for verb in VERBS if numbers_of(verb) and verb not in STARTING_RANKS]
-
-
-# Verbs whose options `step` has as well, or that start processes.
-LIKE_STEP = ("check", "grade", "show", "simulate")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_runs_on_two_ranks_have_the_bits_of_eager_ones(schedule, stash):
     check(schedule, 2, stash=stash)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["pipedream", slowly("paci")])
 def test_replicas_have_the_bits_of_eager_ones(schedule):
     check(schedule, 4, replicas=2)

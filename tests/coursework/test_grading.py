@@ -503,6 +503,7 @@ def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
     assert documented == report.keys() | {"tasks", "containment"} | lists
 
 
+@pytest.mark.slow
 def test_wrong_usage_is_2(tmp_path, capsys):
     assert main(["grade", str(tmp_path), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"] == "not-found"

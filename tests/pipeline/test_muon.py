@@ -129,6 +129,7 @@ def test_a_mutant_that_takes_parts_for_matrices_is_noticed(fully):
         assert_close(found[0], alone())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_blocks")
 @pytest.mark.parametrize("fully", [slowly(False), True])
 def test_a_checkpoint_of_divided_layers_goes_on_in_one_process(tmp_path, fully):

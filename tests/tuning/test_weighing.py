@@ -213,6 +213,7 @@ def test_a_tighter_limit_chooses_less_memory_and_takes_longer():
     )
 
 
+@pytest.mark.slow
 def test_activations_are_computed_again_only_where_nothing_else_fits():
     plain = [c for c in advice(held=1000, limit=1e9).choices if c.candidate.recompute]
     least = min(max(choice.memory) for choice in advice(held=1000).choices)

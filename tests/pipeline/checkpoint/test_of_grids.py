@@ -148,6 +148,7 @@ def test_what_replicas_keep_a_share_of_is_whole_in_a_checkpoint():
     check((1, 2, 1), ALONE, fully=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1, 2), slowly((2, 2, 2))])
 @pytest.mark.parametrize(
     "options", [{}, slowly({"is_sharded": True}), slowly({"fully": True})], ids=str

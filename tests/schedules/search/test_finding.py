@@ -60,6 +60,7 @@ def test_a_clock_only_ends_a_search(clock):
     )
 
 
+@pytest.mark.slow
 def test_more_evaluations_never_find_less():
     values = [
         find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number).value
