@@ -325,6 +325,7 @@ def test_it_has_no_network(attacked, tmp_path):
 # -- what it says to the grader --------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_would_steer_a_terminal_or_cannot_be_printed_is_written_out(course):
     task = course(
         double("print('\\x1b[2J')\nraise ValueError('\\x1b]0;points\\a \\ud800')")

@@ -208,6 +208,7 @@ def test_fewer_layers_than_ranks_are_refused_on_every_rank():
         )
 
 
+@pytest.mark.slow
 def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_rank(
     capsys,
 ):
