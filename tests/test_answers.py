@@ -29,7 +29,6 @@ def answers():
     return {title: text for title, text in asked if title.endswith("?")}
 
 
-@pytest.mark.slow
 @for_each(answer=answers())
 def test_the_output_of_an_answer_is_printed_by_its_commands(answer):
     (shown,) = shown_in(answer)

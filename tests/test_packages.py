@@ -64,7 +64,7 @@ def parents(module):
 
 @pytest.mark.parametrize(
     "package",
-    [pytest.param(name, marks=pytest.mark.slow) for name in ("render", *OUTER)],
+    ["render", *(pytest.param(name, marks=pytest.mark.slow) for name in OUTER)],
 )
 def test_without_a_package_all_that_does_not_import_it_loads(package, tmp_path):
     for path in PACKAGE.rglob("*"):

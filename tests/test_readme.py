@@ -229,7 +229,6 @@ def test_the_ranks_of_the_language_model_are_drawn_as_it_shows_them():
     assert "The last step, predicted for 4 ranks with one core each:" in done.out
 
 
-@pytest.mark.slow
 def test_the_proof_that_it_shows_is_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = [

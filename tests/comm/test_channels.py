@@ -55,7 +55,6 @@ OVER_MPI = [
 ]
 
 
-@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     "names", [OVER_MPI, *map(slowly, [[name] for name in OVER_MPI])], ids=len

@@ -128,7 +128,6 @@ def test_so_has_a_longer_one(name, num_ranks, batches):
     check_same(num_ranks, name, batches)
 
 
-@pytest.mark.slow
 def test_no_correct_step_relies_on_assertions():
     """Python drops them with -O."""
     program = """

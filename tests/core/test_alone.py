@@ -94,7 +94,7 @@ def of_one_process():
 
 
 @pytest.mark.parametrize(
-    "kind", ["one", "threads", pytest.param("mpi", marks=[needs_mpi, pytest.mark.slow])]
+    "kind", ["one", "threads", pytest.param("mpi", marks=needs_mpi)]
 )
 def test_the_core_alone_trains_with_the_bits_of_one_process(
     kind, folder, of_one_process
@@ -160,7 +160,6 @@ def test_without_a_watch_a_failed_rank_ends_the_others(deed, code, message, fold
     assert done.returncode == code and message in done.stderr
 
 
-@pytest.mark.slow
 @needs_mpi
 def test_the_list_has_no_module_that_nothing_loads(folder):
     """Each is loaded by one of the kinds of groups."""

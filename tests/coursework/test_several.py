@@ -407,7 +407,6 @@ def test_gradescope_s_metadata_has_the_time_and_the_deadline(
     assert "it is not Gradescope's metadata" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_submission_that_one_types_wrongly_is_misuse_and_one_of_a_class_a_line(
     source, classroom, capsys
 ):

@@ -245,7 +245,6 @@ def test_values_that_w_needs_are_in_their_place():
         assert differences() > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", slowly("zb-h1")])
 def test_nothing_reads_the_workspace_after_its_layer(schedule):
     """Emptied after each F and each gradient of a layer, it gives the same; the mutant

@@ -93,7 +93,6 @@ def test_another_array_module_computes_the_same():
         assert_close(found, alone(is_tied=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["2bw", slowly("pipedream"), slowly("paci")])
 def test_a_run_without_flushes_is_that_of_the_plain_model(schedule):
     def run(group, data):

@@ -145,7 +145,6 @@ def test_a_training_on_a_grid_is_that_of_the_plain_model(
 DROPPED = {"attention_dropout": 0.3}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [True, slowly(False)])
 @pytest.mark.parametrize(
     "options",

@@ -39,7 +39,6 @@ def break_off(folder):
     return first
 
 
-@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     ("program", "every", "ranks", "changed"),
