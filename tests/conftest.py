@@ -1,7 +1,7 @@
 """For all tests: what hypothesis draws, and what keeps the suite quick without making a
 test weaker.
 
-The profile ``quick``, the default, draws an eighth of the examples that a test names;
+The profile ``quick``, the default, draws a twelfth of the examples that a test names;
 ``.ci/run`` draws all of them, with ``--hypothesis-profile=thorough``. Both repeat
 themselves, and measure no time.
 """
@@ -25,7 +25,7 @@ COMMON = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow],
 }
-settings.register_profile("quick", max_examples=12, **COMMON)
+settings.register_profile("quick", max_examples=8, **COMMON)
 settings.register_profile("thorough", max_examples=100, **COMMON)
 settings.load_profile("quick")
 
@@ -77,14 +77,14 @@ def watching():
 
 @pytest.fixture(scope="session")
 def every_schedule():
-    """Every schedule of the registry for p 1..5, some m up to 8 and those of v 1..3
+    """Every schedule of the registry for p 1..5, some m up to 6 and those of v 1..3
     that it takes; the smallest first.
 
     Laws over larger sizes are in tests/schedules/analysis/test_every_schedule.py.
     """
     found = []
     for num_ranks in range(1, 6):
-        for num_microbatches in (1, 2, 3, 4, 6, 8):
+        for num_microbatches in (1, 2, 3, 4, 6):
             for name in schedules.REGISTRY:
                 for chunks in [
                     v for v in (1, 2, 3) if takes(name, num_ranks, chunks=v)

@@ -33,7 +33,7 @@ def examples(number):
     them as the profile says.
     """
     return settings(
-        max_examples=max(min(number, 6), number * settings.default.max_examples // 100)
+        max_examples=max(min(number, 4), number * settings.default.max_examples // 100)
     )
 
 

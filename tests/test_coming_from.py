@@ -17,7 +17,7 @@ from minipipe import Grid, Pipeline, nn, schedules, spawn
 from minipipe.cli import main
 from minipipe.tuning.traffic import Traffic
 from tests.commands import in_markdown
-from tests.launch import ROOT, environment, find_mpirun, needs_mpi
+from tests.launch import ROOT, environment, find_mpirun, needs_mpi, slowly
 
 SITE = ROOT / "tutorials" / "site"
 PAGES = {
@@ -177,7 +177,8 @@ def bytes_sent(group, fully_sharded, num_microbatches):
 
 
 @pytest.mark.parametrize(
-    ("words", "fully_sharded"), [("replicas", False), ("fully sharded", True)]
+    ("words", "fully_sharded"),
+    [("replicas", False), slowly("fully sharded", True)],
 )
 def test_fully_sharded_replicas_cost_for_each_microbatch_what_the_page_says(
     words, fully_sharded

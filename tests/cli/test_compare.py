@@ -51,6 +51,7 @@ def compared(num_ranks, task):
     return json.loads(done.out)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_it_starts_its_ranks_itself():
     found = compared(2, TINY)
@@ -71,6 +72,7 @@ def test_so_it_does_with_more(task, num_ranks, left_out):
     assert_as_promised(found["grids"], task)
 
 
+@pytest.mark.slow
 def test_without_mpi_thread_ranks_run_and_it_says_what_their_times_are_worth(
     ask, monkeypatch
 ):

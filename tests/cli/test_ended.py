@@ -165,6 +165,7 @@ def test_a_verb_that_computes_is_left_by_a_signal_without_a_traceback(number):
     assert (done.code, done.out) == (128 + number, "") and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, slowly(signal.SIGINT)], ids=str)
 def test_a_program_that_advise_runs_in_its_own_process_does_not_catch_the_signal(
     number, tmp_path
@@ -185,6 +186,7 @@ def test_a_program_that_advise_runs_in_its_own_process_does_not_catch_the_signal
     assert done.code == 128 + number and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "names"),
     [

@@ -205,6 +205,7 @@ def test_installed_it_is_a_command():
     assert done.code == 0 and done.out.startswith("legal: zb-v")
 
 
+@pytest.mark.slow
 def test_a_pipe_is_as_good_as_a_file_and_a_narrow_terminal_as_a_wide_one():
     minipipe = f"{sys.executable} -m minipipe"
     done = run(["bash", "-c", f"{minipipe} check <({minipipe} show 1f1b --format csv)"])

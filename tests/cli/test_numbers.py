@@ -91,13 +91,13 @@ def test_the_table_has_every_verb_and_finds_their_numbers():
     assert not numeric_options("info")
 
 
+# Verbs that take long, or whose options `step` has as well.
+LONG = ("check", "grade", "paper", "schedules", "show", "simulate")
+
+
 @pytest.mark.parametrize(
     "verb",
-    [
-        slowly(verb) if verb in ("paper", "grade") else verb
-        for verb in VERBS
-        if numeric_options(verb)
-    ],
+    [slowly(verb) if verb in LONG else verb for verb in VERBS if numeric_options(verb)],
 )
 def test_an_absurd_number_is_refused_or_harmless(verb, capsys, monkeypatch, tmp_path):
     """The story: `compare --layers 1000000000` filled the memory, `search --ranks

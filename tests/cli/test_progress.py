@@ -7,12 +7,13 @@ import json
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.cli import progress as module
 from minipipe.cli.progress import Progress, duration
 from tests.launch import needs_mpi, slowly
+from tests.strategies import examples
 
 PROMISED = 10.0  # seconds between two lines
 
@@ -55,7 +56,7 @@ def lines_at(times, is_long=True, **options):
     return said
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(st.floats(0.1, 0.9), min_size=200, max_size=400))
 def test_something_is_said_at_once_and_then_at_least_every_10_seconds(pauses):
     times = [sum(pauses[: i + 1]) for i in range(len(pauses))]

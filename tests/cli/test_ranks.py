@@ -76,6 +76,7 @@ def asked(tmp_path, monkeypatch, text):
     )
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_the_answer_of_rank_0_comes_back(tmp_path, monkeypatch):
     assert asked(tmp_path, monkeypatch, ANSWERS.format(deed="pass")) == "all is well"

@@ -67,7 +67,7 @@ LOST = {
 } - {("run", "stdout full")}
 QUICK = {
     *(("check", stream) for stream in STREAMS if "unread" not in stream),
-    *(("step", "stdin closed"), ("run", "stderr closed"), ("grade", "stdin closed")),
+    ("step", "stdin closed"),
 }
 
 
@@ -156,7 +156,12 @@ def test_a_stream_that_is_closed_full_or_unread_changes_no_exit_status(
     "stream", [*map(slowly, STREAMS[:2]), *STREAMS[2:3], *map(slowly, STREAMS[3:])]
 )
 @pytest.mark.parametrize(
-    "words", ["--help", "--version", "", "nonsense", "show --help", "show --nonsense"]
+    "words",
+    [
+        *map(slowly, ("--version", "", "nonsense", "show --help")),
+        "--help",
+        "show --nonsense",
+    ],
 )
 @needs_full
 def test_so_it_is_with_help_and_bad_usage(words, stream):
@@ -167,6 +172,7 @@ def test_so_it_is_with_help_and_bad_usage(words, stream):
     assert code == (0 if is_help and not is_lost else 2), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stream",
     [stream if stream == "stderr closed" else slowly(stream) for stream in STREAMS],

@@ -65,6 +65,7 @@ def test_over_mpi(names):
     assert sorted(done.out.split()) == sorted([*names, *names])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [

@@ -131,6 +131,7 @@ def test_mpi_starts_with_a_group_and_not_with_an_import():
     assert run([sys.executable, "-c", program]).out == "False\n"
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     ("setting", "variables", "level"),
@@ -197,6 +198,7 @@ def test_an_error_that_leaves_the_group_ends_all_ranks_even_if_it_is_caught_outs
     assert "went on" not in done.out and done.seconds < 30
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or num_cores() < 2,

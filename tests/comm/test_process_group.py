@@ -16,7 +16,7 @@ def test_on_one_rank(body):
 
 
 @pytest.mark.parametrize("take_turns", [False, True], ids=["free", "in turns"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, slowly(5)])
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_on_thread_ranks(body, num_ranks, take_turns):
     assert (

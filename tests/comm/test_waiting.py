@@ -70,6 +70,7 @@ def test_the_timeout_is_the_argument_or_the_variable_or_300_seconds(monkeypatch)
             init_process_group()
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_timeout_may_be_infinite():
     """The story: faulthandler's limit overflowed, under mpirun only."""
@@ -176,6 +177,7 @@ def test_a_collective_call_that_one_rank_makes_alone_is_named(call, words):
     ), done.err
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_program_may_have_one_group_after_another():
     """The story: the second one waited to meet ranks that had met, and ended the job

@@ -8,7 +8,7 @@ from minipipe.compile.sections import Sections
 from minipipe.core.nn.sequential import parameters_of
 from tests.compile.driver import Job, compiled, eager, seeds, traced
 from tests.compile.stages import CLASSES, HALVES, OF_TOKENS, ROWS, WIDTH
-from tests.launch import covering
+from tests.launch import covering, slowly
 
 IDS = 6
 
@@ -171,7 +171,12 @@ def trained(group, how, is_sharded, schedule):
 
 
 @pytest.mark.parametrize(
-    ("is_sharded", "schedule"), covering([False, True], ["1f1b", "zb-h1"], strength=1)
+    ("is_sharded", "schedule"),
+    [
+        (True, "zb-h1"),
+        *(slowly(False, schedule) for schedule in ("1f1b", "zb-h1")),
+        slowly(True, "1f1b"),
+    ],
 )
 def test_steps_over_a_grid_of_ranks_have_the_bits_of_eager_ones(is_sharded, schedule):
     def both(group):

@@ -131,7 +131,7 @@ SOME = [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"], ["residu
 
 @pytest.mark.parametrize(
     ("layers", "schedule", "recompute"),
-    covering(SOME, ["1f1b", "zb-h1"], [False, True]),
+    covering(SOME, ["1f1b", "zb-h1"], [False, True], strength=1),
 )
 def test_stages_of_minipipes_layers_are_compiled(layers, schedule, recompute):
     training = layers, schedule, recompute, {}, nn.MSELoss(), 4

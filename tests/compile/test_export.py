@@ -162,7 +162,7 @@ def test_one_rank_leaves_the_bits_of_the_program(case, tmp_path):
         Case("dropout", "zb-h1", 2, "adamw"),
         slowly(Case("mlp", "1f1b", 2, "sgd", 16)),
         slowly(Case("mlp", "gpipe", 4, "momentum")),
-        Case("mlp", "1f1b", 2, "sgd", options={"replicas": 2}),
+        slowly(Case("mlp", "1f1b", 2, "sgd", options={"replicas": 2})),
         slowly(Case("mlp", "zb-h1", 4, "clipped", options={"replicas": 2})),
         slowly(Case("mlp", "chimera", 2)),
         slowly(Case("mlp", "dualpipe", 2, "momentum")),
@@ -181,6 +181,7 @@ def test_all_ranks_leave_the_bits_of_the_program(case, tmp_path):
     check(case, tmp_path)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_microbatches_of_several_sizes_share_their_functions(tmp_path):
     lines = check(Case("mlp", "1f1b", 2), tmp_path, num_samples=11)
@@ -246,7 +247,7 @@ def exported():
     return files_of(Case("mlp"))
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [*[*MUTANTS][:2], *map(slowly, [*MUTANTS][2:])])
 def test_a_changed_line_changes_the_bits(mutant, exported, tmp_path):
     ((source, arrays),) = exported
     before, after = MUTANTS[mutant]
@@ -271,6 +272,7 @@ def export(folder, num_ranks, *words):
     return run([*command, *own, "--", *words[1:]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limit, num_ranks, words",
     [
@@ -298,6 +300,7 @@ def test_the_training_programs_are_exported_in_few_lines(
     )
 
 
+@pytest.mark.slow
 def test_a_program_with_another_number_of_ranks_is_refused(tmp_path):
     program = tmp_path / "two.py"
     program.write_text(

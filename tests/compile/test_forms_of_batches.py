@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import Microbatches, Pipeline, nn, optim, spawn
+from tests.launch import slowly
 
 LENGTHS = [*[(4, 4)] * 3, *[(6, 6)] * 3, (4, 4), (6, 4), (6, 4), (4, 6), (6, 4), (4, 4)]
 
@@ -20,7 +21,7 @@ def lengths_of(kind):
 
 
 @pytest.mark.parametrize("kind", ["whole", "microbatches"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [slowly(1), 2, slowly(3)])
 def test_sequences_of_other_lengths_are_computed_as_in_eager_steps(kind, ranks):
     def train(group, compile):  # noqa: A002
         layers = nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3)

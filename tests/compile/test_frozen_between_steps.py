@@ -1,7 +1,7 @@
 """A rank freezes parameters, so another rank gets activations that need no gradient."""
 
 import sys
-from itertools import cycle, product, starmap
+from itertools import cycle, starmap
 
 import numpy as np
 import pytest
@@ -34,10 +34,8 @@ def trained(group, how, name, num_layers, freezes):
 
 
 NAMES, COUNTS = ("1f1b", "zb-h1", "interleaved-1f1b", "zb-v"), (1, 3, 6, 11)
-# Every number of layers at every time, and every schedule twice.
-SAMPLE = {
-    (name, 2, *rest) for rest, name in zip(product(COUNTS, FREEZES), cycle(NAMES))
-}
+# Every number of layers, every time and every schedule.
+SAMPLE = {(name, 2, *rest) for *rest, name in zip(COUNTS, cycle(FREEZES), NAMES)}
 # Of the other cells, any three of the four values together.
 OTHERS = [
     cell

@@ -74,7 +74,8 @@ CHANGES = {
 }
 
 
-QUICK = {(*cell, 1) for cell in sample_of([1, 2], SCHEDULES, ["content", "weight"])}
+KINDS = [1, 2], SCHEDULES, ["content", "weight"]
+QUICK = {(*cell, 1) for cell in sample_of(*KINDS, strength=1)}
 OTHERS = {*sample_of([1, 2], SCHEDULES, CHANGES, range(NUM_MICROBATCHES))} - QUICK
 
 

@@ -13,7 +13,7 @@ from tests.launch import slowly
 WIDTH = 8
 CASES = [
     slowly(schedules.gpipe, 1, 1),
-    (schedules.gpipe, 2, 2),
+    slowly(schedules.gpipe, 2, 2),
     slowly(schedules.one_f_one_b, 4, 2),
     slowly(schedules.zb_h1, 4, 2),
     (schedules.interleaved_1f1b, 2, 3),
@@ -60,7 +60,7 @@ def test_offloaded_activations_leave_the_bits(make, num_ranks, num_held):
     spawn(both, num_ranks=num_ranks)
 
 
-@pytest.mark.parametrize("num_held", [1, 2, 3])
+@pytest.mark.parametrize("num_held", [1, *map(slowly, (2, 3))])
 def test_a_rank_holds_no_more_arrays_than_its_schedule_says(num_held, monkeypatch):
     most = []
     change = Kept.saved.fset
@@ -81,6 +81,7 @@ def test_a_rank_holds_no_more_arrays_than_its_schedule_says(num_held, monkeypatc
     assert max(most) == num_held
 
 
+@pytest.mark.slow
 def test_recomputed_and_offloaded_activations_leave_the_bits():
     schedule = schedules.recomputed(schedules.gpipe(2, 6))
     schedule = schedules.offloaded(schedule, 2)
@@ -99,6 +100,7 @@ class Reads(nn.Module):
         return x * 2 if float(x.data.flat[0]) > 0 else x
 
 
+@pytest.mark.slow
 def test_eager_stages_among_compiled_ones_have_the_bits_of_eager_rows():
     schedule = schedules.offloaded(schedules.interleaved_1f1b(2, 4), 1)
 
@@ -117,6 +119,7 @@ def test_eager_stages_among_compiled_ones_have_the_bits_of_eager_rows():
     spawn(both, num_ranks=2)
 
 
+@pytest.mark.slow
 def test_offloading_leaves_less_in_memory():
     wide, rows = 128, 256
 

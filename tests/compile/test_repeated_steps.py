@@ -9,6 +9,7 @@ import pytest
 
 from minipipe import Pipeline, init_process_group, nn, optim, spawn
 from minipipe.errors import NotFiniteError
+from tests.launch import slowly
 
 WIDTH, ROWS, STEPS = 3, 8, 9
 
@@ -107,7 +108,7 @@ def train(group, compiled, call, schedule="1f1b"):
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [slowly(1), 2])
 def test_a_call_unlike_the_last_has_the_bits_of_an_eager_one(call, num_ranks):
     eager = spawn(lambda group: train(group, False, call), num_ranks)
     assert spawn(lambda group: train(group, True, call), num_ranks) == eager
@@ -201,7 +202,9 @@ def test_a_repeated_step_that_fails_leaves_what_an_eager_one_leaves(num_ranks):
     assert spawn(lambda group: run(group, True), num_ranks) == eager
 
 
-@pytest.mark.parametrize("rule", ["momentum", "nesterov", "adamw", "two groups"])
+@pytest.mark.parametrize(
+    "rule", [slowly("momentum"), slowly("nesterov"), "adamw", "two groups"]
+)
 def test_updates_between_repeated_steps_have_the_bits_of_eager_ones(rule):
     """With clipping, a loss scale and a learning rate that changes."""
 

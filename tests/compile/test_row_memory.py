@@ -95,7 +95,7 @@ def trained(group, how, schedule, has_failed=False):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("has_failed", [slowly(False), True])
 def test_a_shared_array_is_overwritten_by_nobody_in_need_of_it(schedule, has_failed):
     """A step that fails may leave a receive, which then has an array of its own."""
 

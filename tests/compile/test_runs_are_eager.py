@@ -71,6 +71,7 @@ def test_runs_on_two_ranks_have_the_bits_of_eager_ones(schedule, stash):
     check(schedule, 2, stash=stash)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["pipedream", slowly("paci")])
 def test_replicas_have_the_bits_of_eager_ones(schedule):
     check(schedule, 4, replicas=2)
@@ -90,6 +91,7 @@ def test_all_runs_have_the_bits_of_eager_ones(schedule, stash, ranks, optimiser)
     check(schedule, num_ranks, optimiser=getattr(optim, optimiser), **options)
 
 
+@pytest.mark.slow
 def test_dropped_activations_are_computed_again_in_a_run():
     check("pipedream", 2, recompute=True)
     check(schedules.recomputed(schedules.pipedream(2, 12)), 2)

@@ -5,7 +5,7 @@ import pytest
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
 from minipipe.errors import TensorError
-from tests.launch import covering
+from tests.launch import slowly
 
 SYMBOLS, WIDTH = 9, 8
 
@@ -55,7 +55,8 @@ def check(schedule, num_ranks, **options):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "is_split"), covering([1, 2], [False, True], strength=1)
+    ("num_ranks", "is_split"),
+    [(2, True), slowly(1, False), slowly(1, True), slowly(2, False)],
 )
 def test_slices_have_the_bits_of_eager_ones(num_ranks, is_split):
     schedule = schedules.seq1f1b(num_ranks, 4, num_slices=2)
@@ -108,6 +109,7 @@ def test_slices_of_frozen_stages_have_the_bits_of_eager_ones():
     spawn(both, num_ranks=2)
 
 
+@pytest.mark.slow
 def test_an_error_in_a_later_slice_names_the_layer_and_training_goes_on():
     def run(group):
         found = []

@@ -16,6 +16,7 @@ from minipipe.coursework.exercise import exercises_in, find_source, worth
 from minipipe.coursework.imports import given_names
 from minipipe.errors import MinipipeError
 from tests.coursework.small_course import CHECKS, SOLUTION, double
+from tests.launch import slowly
 
 FILE = "01_double.py"
 PREPARED = sorted(path.stem for path in (find_source() / "assignments").glob("*.json"))
@@ -60,6 +61,7 @@ def test_points_are_hundredths_that_add_up_to_the_total(weights, total):
         assert abs(part - total * weight / sum(weights)) < 0.01
 
 
+@pytest.mark.slow
 def test_an_assignment_counts_the_points_of_its_file(here):
     report = grade("class/bob", source="quiz")
     assert (report.points, report.possible) == (6.67, 10)
@@ -84,6 +86,7 @@ def test_no_task_is_graded_in_two_weeks():
     assert len(tasks) == len(set(tasks))
 
 
+@pytest.mark.slow
 def test_the_pipeline_assignment_is_not_solved_by_calls_of_the_library(here):
     """Its own tasks refuse `Pipeline`, schedules and the search, which would do it."""
     points = prepared(find_source(), "pipeline-parallelism").points
@@ -123,8 +126,8 @@ def test_a_total_scales_the_points_of_all_tasks(here, capsys):
         ("quiz2", "There is no prepared assignment 'quiz2' ("),
         ("q --task nosuch", "There is no task 'nosuch'"),
         ("q --task 05_bubble --task 05_bubble=1", "names '05_bubble' twice"),
-        ("q --task 05_bubble=-1", "expected points, from 0 to 1000000"),
-        ("q --task 05_bubble=nan", "expected points, from 0 to 1000000"),
+        slowly("q --task 05_bubble=-1", "expected points, from 0 to 1000000"),
+        slowly("q --task 05_bubble=nan", "expected points, from 0 to 1000000"),
         ("q --task 05_bubble=", "expected TASK or TASK=POINTS"),
         ("q --task 05_bubble --total 0", "expected points, above 0"),
         ("q --task 14_puzzle=3", "which `minipipe search` solves"),

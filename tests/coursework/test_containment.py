@@ -136,6 +136,7 @@ def test_it_cannot_have_more_than_its_limits(attacked):
         assert 50 < int(number) <= 64 and reason == "ENOSPC"
 
 
+@pytest.mark.slow
 def test_no_limit_can_be_raised_and_none_is_missing(course):
     names = ("AS", "CPU", "FSIZE", "NOFILE", "CORE", "NPROC")
     body = "import resource as r\n" + "\n".join(
@@ -210,6 +211,7 @@ def processes_of_tasks():
 # -- whom it can harm ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_cannot_end_the_grader_nor_anything_of_his(attacked):
     victim = subprocess.Popen(["sleep", "100"], start_new_session=True)
     try:
@@ -229,6 +231,7 @@ def test_it_cannot_end_the_grader_nor_anything_of_his(attacked):
         victim.wait()
 
 
+@pytest.mark.slow
 def test_it_can_kill_everybody_it_sees_and_that_is_itself(course):
     task = course(attacker(hostile.KILL_EVERYBODY))
     if "not contained" in reasons(task)[0]:
@@ -322,6 +325,7 @@ def test_it_has_no_network(attacked, tmp_path):
 # -- what it says to the grader --------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_would_steer_a_terminal_or_cannot_be_printed_is_written_out(course):
     task = course(
         double("print('\\x1b[2J')\nraise ValueError('\\x1b]0;points\\a \\ud800')")
@@ -368,6 +372,7 @@ def test_where_no_code_was_run_nothing_is_said_of_it(course, tmp_path):
     assert report.as_json()["containment"] is None and "contained" not in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refused", "lost"),
     [
@@ -397,6 +402,7 @@ def test_what_the_system_refuses_is_said_to_be_missing_and_the_rest_is_in_force(
     )
 
 
+@pytest.mark.slow
 def test_other_systems_have_limits_alone_and_grade_all_the_same(
     course, tmp_path, monkeypatch
 ):

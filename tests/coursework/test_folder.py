@@ -145,6 +145,7 @@ def test_without_the_removal_the_modules_of_the_folder_are_run(course):
     )
 
 
+@pytest.mark.slow
 def test_a_python_path_into_the_folder_does_not_reach_the_process_of_the_student(
     course, tmp_path
 ):

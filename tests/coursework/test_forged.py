@@ -153,7 +153,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if at % 9 == 0 else slowly(name) for at, name in enumerate(CHEATS)]
+    "name", [name if at % 20 == 0 else slowly(name) for at, name in enumerate(CHEATS)]
 )
 def test_a_wrong_solution_gets_no_point_whatever_it_replaces_or_says(course, name):
     """The story: seven lines that replaced ``expect_equal`` and its like made a wrong
@@ -227,6 +227,7 @@ return 7
     assert task.output.splitlines() == ["[True, False, False]"] * 3
 
 
+@pytest.mark.slow
 def test_containment_is_told_by_the_one_who_contains(course, monkeypatch):
     monkeypatch.setattr(process, "_LAYERS", ())
     forged = "write(contained=[['namespaces'], []])\n"
@@ -353,6 +354,7 @@ def test_an_import_that_is_hidden_from_the_text_is_refused_and_told(course):
     assert task.passed and task.flags == ("when it ran: minipipe",)
 
 
+@pytest.mark.slow
 def test_the_report_names_what_a_task_does_not_give_even_of_one_who_passes(course):
     text = double(
         "try:\n    from minipipe import schedules\nexcept ImportError:\n    "

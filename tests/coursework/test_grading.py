@@ -128,7 +128,9 @@ def test_what_is_of_a_wrong_type_is_no_result(body, words):
             "x = 1\nnumpie",
             "it raised NameError: name 'numpie' is not defined (line 2: numpie)",
         ),
-        ("import os\nos._exit(3)\n", "it ended the whole process, with exit status 3"),
+        slowly(
+            "import os\nos._exit(3)\n", "it ended the whole process, with exit status 3"
+        ),
         ("import sys\nsys.exit(3)\n", "it called sys.exit(3)"),
     ],
 )
@@ -142,6 +144,7 @@ def test_a_file_that_does_not_load_is_said_once(course, text, words, request):
     assert str(task).count("does not load") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -164,7 +167,7 @@ def test_a_file_that_does_not_load_is_said_once(course, text, words, request):
             "it is not valid Python: '(' was never closed (line 3: x = ()",
         ),
         slowly(b"x = 1\0\n", "it "),
-        (
+        slowly(
             b"x = " + b"(" * 500_000,
             "it is not valid Python: too many nested parentheses (line 1: x = (((",
         ),
@@ -185,7 +188,7 @@ def test_a_file_that_python_cannot_read_is_said(course, content, reason):
 
 
 @pytest.mark.parametrize(
-    "encoding", ["latin-1", slowly("cp1252"), slowly("utf-8-sig"), "utf-16-le"]
+    "encoding", ["latin-1", *map(slowly, ("cp1252", "utf-8-sig", "utf-16-le"))]
 )
 def test_a_file_is_read_in_the_encoding_that_python_would_take(course, encoding):
     text = f"# coding: {encoding}\n# Zoë\n" + double("raise ValueError('Zoë')")
@@ -278,6 +281,7 @@ def test_a_file_may_be_one_that_a_windows_editor_saved(course):
     assert course(b"\xef\xbb\xbf" + SOLUTION.replace("\n", "\r\n").encode()).passed
 
 
+@pytest.mark.slow
 def test_two_gradings_say_the_same(course):
     """Neither addresses of objects nor the order of a set of words differ from one time
     to the next.
@@ -414,6 +418,7 @@ def test_one_stub_loses_its_own_points_and_no_others(
     assert report["possible"] == sum(possible.values())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_table_ends_in_the_sum_and_names_what_comes_next(almost_solved, capsys):
     assert main(["grade", str(almost_solved), "--only", "06_warmup"]) == 1
@@ -498,6 +503,7 @@ def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
     assert documented == report.keys() | {"tasks", "containment"} | lists
 
 
+@pytest.mark.slow
 def test_wrong_usage_is_2(tmp_path, capsys):
     assert main(["grade", str(tmp_path), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"] == "not-found"

@@ -55,7 +55,7 @@ def test_a_loop_at_import_is_stopped(course):
             "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
             "it crashed (Segmentation fault",
         ),
-        ("return bytes(1 << 36)", "it needed more memory than a task may use"),
+        slowly("return bytes(1 << 36)", "it needed more memory than a task may use"),
     ],
 )
 def test_what_ends_a_process_costs_one_test_and_leaves_the_others_their_points(
@@ -66,6 +66,7 @@ def test_what_ends_a_process_costs_one_test_and_leaves_the_others_their_points(
     assert task.points == 2
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_for_input(course):
     assert (
         reasons(course(double("return input()")))[0]
@@ -73,6 +74,7 @@ def test_nobody_is_asked_for_input(course):
     )
 
 
+@pytest.mark.slow
 def test_prints_are_kept_and_cut_and_never_block(course):
     task = course(
         double(
@@ -87,6 +89,7 @@ def test_prints_are_kept_and_cut_and_never_block(course):
     )
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_no_result(course):
     forged = '{"test": "test_two", "outcome": {"passed": true}, "nonce": ""}'
     body = (
@@ -100,6 +103,7 @@ def test_what_is_printed_is_no_result(course):
     )
 
 
+@pytest.mark.slow
 def test_a_channel_that_was_closed_costs_the_points_and_nothing_else(course):
     task = course(double("import os\nos.closerange(3, 64)\nreturn 2 * number"))
     assert task.points == 0 and "it ended the whole process" in reasons(task)[0]
@@ -116,6 +120,7 @@ def test_threads_and_processes_that_are_left_running_hold_nobody_up(course):
     assert course(double("return 2 * number", before), time_limit=15).passed
 
 
+@pytest.mark.slow
 def test_nothing_of_the_student_is_changed_and_nothing_else_is_imported(
     course, tmp_path
 ):

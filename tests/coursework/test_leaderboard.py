@@ -441,6 +441,7 @@ def test_the_command_grades_a_class_adds_to_the_file_and_shows_it(
     ]
 
 
+@pytest.mark.slow
 def test_gradescope_has_the_gaps_for_its_own_leaderboard(source, classroom):
     report = grade(classroom / "bob", source=source).as_json()
     results = json.loads(as_gradescope(report))

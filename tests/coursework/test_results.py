@@ -289,6 +289,7 @@ def test_gradescope_gets_a_report_of_one_submission_and_of_one_alone(
     assert json.loads((tmp_path / "results.json").read_text())["score"] == 0
 
 
+@pytest.mark.slow
 def test_when_a_task_is_done_the_next_one_in_the_order_of_lessons_is_named(
     tmp_path, capsys
 ):

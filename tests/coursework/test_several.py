@@ -109,6 +109,7 @@ def test_two_submissions_of_one_name_are_refused(source, classroom, tmp_path):
         grade_all([classroom.folder], source=source)
 
 
+@pytest.mark.slow
 def test_a_grader_that_ends_costs_the_points_of_its_submission_alone(source, classroom):
     """Its process is ended by a test that is itself at fault; the other submission has
     its points.
@@ -127,6 +128,7 @@ def test_a_grader_that_ends_costs_the_points_of_its_submission_alone(source, cla
     assert "the grader ended with exit status 3" in reports[1]["tasks"][0]["problem"]
 
 
+@pytest.mark.slow
 def test_no_module_of_the_current_directory_is_run_by_the_processes(
     source, classroom, monkeypatch
 ):

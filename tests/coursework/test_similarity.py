@@ -283,6 +283,7 @@ def test_what_cannot_be_read_of_the_handout_is_named(here, text):
     assert len(matches) == 1 and "bad.py is left out: " in report.problems[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_one_submission_can_be_compared_with_solutions(here, capsys):
     put(here / "ada" / "05_bubble.py", BUBBLE.answer)

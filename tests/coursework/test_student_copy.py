@@ -158,6 +158,7 @@ def test_a_copy_has_no_name_of_a_file(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_of_a_failing_test_pytest_shows_the_student_s_files_alone(tmp_path):
     write_coursework(tmp_path / "mine")
     done = run(

@@ -133,6 +133,7 @@ def test_student_and_grader_draw_the_same_in_their_own_processes_and_calls(
     assert main([*words, "--student", "zoe"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_file_whose_statement_has_other_numbers_than_are_graded_is_remarked_on(
     tmp_path, capsys

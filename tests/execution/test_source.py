@@ -8,14 +8,14 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, optim, schedules, spawn
 from minipipe.errors import ScheduleError
 from minipipe.execution.source import name_of, source_of
 from tests.launch import covering
-from tests.strategies import NAMES, build
+from tests.strategies import NAMES, build, examples
 
 WIDTH = 4
 
@@ -117,7 +117,7 @@ def test_a_row_as_text_leaves_the_bits_of_the_executor(name, num_ranks, tied):
     same(num_ranks, schedule=build(name, num_ranks, 4), tied=tied)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(
     name=st.sampled_from(["gpipe", "1f1b", "zb-h1"]),
     change=st.sampled_from(

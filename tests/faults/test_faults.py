@@ -209,6 +209,7 @@ def test_no_timeout_is_a_timeout_too():
     check("does_nothing", "steady", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["is_killed", *map(slowly, ("raises", "stops", "sleeps"))]
 )
@@ -218,6 +219,7 @@ def test_a_rank_that_fails_in_a_sum_of_gradients_is_named_with_its_replica_and_s
     check(f"{what}_in_a_sum", rank=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [

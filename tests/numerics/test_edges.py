@@ -11,7 +11,7 @@ import pytest
 
 from minipipe import functional
 from minipipe.errors import MinipipeError
-from tests.launch import for_each
+from tests.launch import for_each, slowly
 from tests.numerics.edges import (
     CASES,
     LAYOUTS,
@@ -58,12 +58,15 @@ def test_values_and_gradients_are_those_of_the_table(cases):
     each_of(cases, lambda case: check(case, results(case)))
 
 
+@pytest.mark.slow
 @for_each(cases=COMPUTED)
 def test_another_array_module_has_the_same(cases):
     each_of(cases, lambda case: check(case, results(case, array_api_strict.asarray)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [name if name == "backwards" else slowly(name) for name in LAYOUTS]
+)
 @for_each(cases=COMPUTED)
 def test_so_have_arrays_that_lie_in_memory_in_another_way(cases, layout):
     """Neither a value nor a gradient depends on strides, be they negative, or the

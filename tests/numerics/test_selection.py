@@ -238,6 +238,7 @@ def is_noticed(cases):
     return False
 
 
+@pytest.mark.slow
 def test_a_product_in_place_of_any_selection_is_noticed(monkeypatch):
     select, places = backend.masked, selections()
     cases = [

@@ -300,7 +300,7 @@ def test_thread_ranks_have_the_bits_of_the_sum_in_pairs(num_ranks):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [slowly(2), 3, slowly(4)])
+@pytest.mark.parametrize("num_ranks", [2, slowly(3), slowly(4)])
 def test_mpi_ranks_have_the_bits_of_the_sum_in_pairs(num_ranks):
     program = (
         "import minipipe\n"

@@ -76,6 +76,7 @@ def test_members_with_and_without_channels_get_the_same_bits(
     assert found == expected(num_ranks, repeating, missing)
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("num_ranks", [2, *map(slowly, (3, 5))])
 def test_so_they_do_over_mpi(num_ranks):

@@ -416,6 +416,7 @@ def test_a_result_that_is_overwritten_changes_no_later_call(name, num_ranks):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [slowly(1), 2])
 @for_each(name={name: name for name in CALLS})
 def test_a_result_is_not_changed_by_later_calls(name, num_ranks):

@@ -110,7 +110,9 @@ def assert_alike(found, expected):
 UPDATES = [("pipedream", 1), ("vertical-sync", 1), ("2bw", 4), ("paci", 1), ("paci", 3)]
 
 
-@pytest.mark.parametrize(("update", "p", "rule"), covering(UPDATES, [1, 2, 4], RULES))
+@pytest.mark.parametrize(
+    ("update", "p", "rule"), covering(UPDATES, [1, 2, 4], RULES, strength=1)
+)
 def test_a_run_has_the_bits_of_the_formulas(update, p, rule):
     name, a = update
     assert_formulas(name, p, model, BATCHES, 4, RULES[rule], a)
@@ -246,7 +248,8 @@ def test_a_table_with_a_flush_after_each_batch_is_steps_and_updates():
 
 
 @pytest.mark.parametrize(
-    ("name", "stash"), [("pipedream", False), ("2bw", False), ("paci", True)]
+    ("name", "stash"),
+    [("pipedream", False), slowly("2bw", False), ("paci", True)],
 )
 def test_with_the_other_kind_of_weights_a_backward_leaves_other_bits(name, stash):
     given = table(name, 4, 16, 4)
@@ -273,7 +276,7 @@ _SWITCHES = [
 @pytest.mark.parametrize(
     ("name", "switch"),
     [
-        case if i % 3 == 0 else slowly(*case)
+        case if i in (0, 5) else slowly(*case)
         for i, case in enumerate(_SWITCHES)
         if case != ("paci", "recompute")
     ],

@@ -2,13 +2,15 @@
 pairs for each update.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, schedules, spawn
-from tests.launch import covering
+from tests.launch import slowly
 from tests.pipeline import formulas
 from tests.pipeline.test_asynchronous import (
     BATCHES,
@@ -77,10 +79,17 @@ def assert_replicas(name, p, replicas, make, batches, each, rule, a=1, **options
 
 
 UPDATES = [("pipedream", 1), ("vertical-sync", 1), ("2bw", 2), ("paci", 2), ("paci", 3)]
+QUICK = {
+    (("pipedream", 1), 2),
+    (("vertical-sync", 1), 2),
+    (("2bw", 2), 2),
+    (("paci", 3), 3),
+}
 
 
 @pytest.mark.parametrize(
-    ("update", "replicas"), covering(UPDATES, [2, 3, 4], strength=1)
+    ("update", "replicas"),
+    [case if case in QUICK else slowly(*case) for case in product(UPDATES, (2, 3, 4))],
 )
 def test_a_run_of_replicas_has_the_bits_of_the_formulas(update, replicas):
     name, a = update

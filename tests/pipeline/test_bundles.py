@@ -13,7 +13,7 @@ from minipipe.core.execution.payload import Payload
 from minipipe.core.pytree import flattened, rebuilt, tensors_in
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import NAMES, build, examples
 
 FORMS = st.recursive(
@@ -182,7 +182,7 @@ def weighted(outputs, targets):
     return -(picked.sum(axis=1) * weights).sum() / float(weights.numpy().sum())
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, slowly(3)])
 def test_masks_and_weights_of_samples_are_split_with_the_microbatches(num_ranks):
     inputs, labels = padded()
     weights = np.random.default_rng(1).uniform(0.1, 3, 10).astype(np.float32)

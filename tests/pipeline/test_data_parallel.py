@@ -106,7 +106,13 @@ def test_replicas_leave_the_bits_of_one_process_with_as_many_blocks_of_microbatc
 
 
 @pytest.mark.parametrize(
-    ("replicas", "accumulate"), covering([1, 2, 4], [False, True], strength=1)
+    ("replicas", "accumulate"),
+    [
+        (1, False),
+        (2, True),
+        *map(slowly, (1, 2), (True, False)),
+        *(slowly(4, accumulate) for accumulate in (False, True)),
+    ],
 )
 def test_with_four_blocks_any_number_of_replicas_leaves_the_same_bits(
     replicas, accumulate
@@ -162,7 +168,7 @@ def gradients_of(group, **options):
     return {name: parameter.grad for name, parameter in pipeline.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["chimera", "dualpipe", "bitpipe"])
+@pytest.mark.parametrize("name", ["chimera", *map(slowly, ("dualpipe", "bitpipe"))])
 def test_a_schedule_with_replicas_of_its_own_trains_like_one_process_with_two_blocks(
     name,
 ):
@@ -175,6 +181,7 @@ def test_a_schedule_with_replicas_of_its_own_trains_like_one_process_with_two_bl
     )
 
 
+@pytest.mark.slow
 def test_copies_of_chimera_sum_over_four_replicas():
     expected = spawn(
         lambda group: trained(group, num_microbatches=8, gradient_blocks=4), 1
@@ -322,6 +329,7 @@ def test_ragged_microbatches_counted_by_tokens_and_a_clipped_norm_are_those_of_o
     )
 
 
+@pytest.mark.slow
 def test_a_parameter_that_two_stages_share_is_summed_by_use_and_then_over_the_uses():
     tokens = np.random.default_rng(2).integers(0, SYMBOLS, (8, 4))
     options = {

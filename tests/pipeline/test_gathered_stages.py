@@ -83,7 +83,7 @@ SCHEDULES = ["zb-h1", *map(slowly, ["1f1b", "gpipe", "interleaved-1f1b", "zb-v"]
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
-    "options", [{}, slowly({"recompute": True}), {"compile": True}], ids=str
+    "options", [{}, slowly({"recompute": True}), slowly({"compile": True})], ids=str
 )
 def test_stages_that_are_gathered_once_train_with_the_bits_of_layers_that_gather_each_time(
     schedule, options
@@ -111,6 +111,7 @@ def test_stages_that_are_gathered_once_train_with_the_bits_of_layers_that_gather
     )
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_so_they_do_over_mpi():
     by_layer, by_stage = (

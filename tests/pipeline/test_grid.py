@@ -29,6 +29,7 @@ def grid_of(group, pipeline=1, data=1, tensor=2):
     return Grid(group, pipeline=pipeline, data=data, tensor=tensor)
 
 
+@pytest.mark.slow
 def test_stages_that_are_given_are_divided_too():
     def run(group):
         layers = list(language_model())
@@ -44,6 +45,7 @@ def test_stages_that_are_given_are_divided_too():
         assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_divided_model_runs_as_it_is():
     def make(group):
         grid = grid_of(group, 2)

@@ -280,7 +280,7 @@ def trained(group, half=np.float16, initial=2.0**15, num_steps=9, wait=True, **o
             slowly("1f1b", False),
             slowly("zb-h1", True),
         ),
-        *(slowly("interleaved-1f1b", True), ("interleaved-1f1b", False)),
+        *(slowly("interleaved-1f1b", wait) for wait in (True, False)),
     ],
 )
 def test_all_ranks_leave_out_the_same_updates_and_end_with_the_values_of_one(

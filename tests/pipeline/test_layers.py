@@ -101,6 +101,7 @@ def test_so_it_has_where_each_layer_is_a_stage_and_w_comes_late(make, shape):
     check_same_as_one_process(make(), nn.CrossEntropyLoss(), *batch(shape), schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "shape"), MODELS.values(), ids=MODELS)
 def test_so_it_has_with_another_array_module(make, shape):
     schedule = build("zb-h1", 2, 3)

@@ -93,7 +93,7 @@ def test_parts_of_tensor_parallelism_train_as_the_plain_model(sizes, is_compiled
 
 @pytest.mark.parametrize("is_compiled", [False, slowly(True)])
 @pytest.mark.parametrize(
-    "sizes", [(1, 4, 1), slowly((1, 2, 2)), slowly((2, 2, 1))], ids=str
+    "sizes", [(1, 2, 1), *map(slowly, [(1, 4, 1), (1, 2, 2), (2, 2, 1)])], ids=str
 )
 def test_so_do_shares_of_fully_sharded_layers(sizes, is_compiled):
     num_ranks = int(np.prod(sizes))
@@ -104,6 +104,7 @@ def test_so_do_shares_of_fully_sharded_layers(sizes, is_compiled):
         assert_close(each, alone())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 2, 2), slowly((2, 2, 2))], ids=str)
 def test_replicas_that_own_a_matrix_each_have_the_bits_of_whole_ones(sizes):
     num_ranks = int(np.prod(sizes))
@@ -128,8 +129,9 @@ def test_a_mutant_that_takes_parts_for_matrices_is_noticed(fully):
         assert_close(found[0], alone())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_blocks")
-@pytest.mark.parametrize("fully", [False, True])
+@pytest.mark.parametrize("fully", [slowly(False), True])
 def test_a_checkpoint_of_divided_layers_goes_on_in_one_process(tmp_path, fully):
     def run(group, sizes, num_steps):
         grid = Grid(group, data=sizes[0], tensor=sizes[1], fully_sharded=fully)

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Grid, Pipeline, Tensor, functional, nn, optim, spawn
@@ -25,6 +25,7 @@ from minipipe.functional.parallel import (
 )
 from minipipe.testing import same_bits
 from tests.launch import mpirun_together, needs_mpi, sample_of, slowly
+from tests.strategies import examples
 
 SYMBOLS, WIDTH, LENGTH, MICROBATCHES = 12, 8, 5, 8
 IDS = np.random.default_rng(0).integers(0, SYMBOLS, (8, LENGTH))
@@ -119,7 +120,7 @@ SIZES = [
 ]
 
 
-QUICK = {(SIZES[0], "1f1b", True), (SIZES[4], "1f1b", True)}
+QUICK = {(SIZES[0], "1f1b", True)}
 OTHERS = {*sample_of(SIZES, ("1f1b", "zb-h1", "gpipe"), (False, True))} - QUICK
 
 
@@ -156,6 +157,7 @@ def test_so_it_is_with_options_of_attention_and_recomputed(options, recompute):
         assert_close(found, alone(**options))
 
 
+@pytest.mark.slow
 def test_a_part_of_the_heads_without_its_own_random_numbers_is_noticed():
     """The mutant: the heads of every rank draw the numbers of the first ones."""
     with (
@@ -174,6 +176,7 @@ def test_so_it_is_with_chunks():
         assert_close(found, alone())
 
 
+@pytest.mark.slow
 def test_ranks_of_one_part_have_the_bits_of_one_rank():
     """Cut into stages or not, with the same parts of layers: then no sum is in another
     order.
@@ -350,7 +353,7 @@ def test_embedding_head_and_loss_have_as_many_as_they_say():
 # -- operations ------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_the_loss_of_divided_scores_is_that_of_whole_ones(data):
     num_ranks, rows = (
@@ -434,7 +437,8 @@ def summed_twice(x, group):
 
 
 @pytest.mark.parametrize(
-    "name, changed", [("copy_to", lambda x, group: x), ("reduce_from", summed_twice)]
+    "name, changed",
+    [("copy_to", lambda x, group: x), slowly("reduce_from", summed_twice)],
 )
 def test_an_operation_without_its_conjugate_is_noticed(name, changed):
     """The mutants: no sum in the backward of copy_to, and a sum too many in that of

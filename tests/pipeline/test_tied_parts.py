@@ -66,6 +66,7 @@ def test_without_a_pipeline_the_two_share_one_part():
             )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_it_is_resumed_elsewhere():
     def run(group, grid, num_steps, folder):
         where = Grid(group, **grid) if grid else group

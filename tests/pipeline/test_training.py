@@ -121,6 +121,7 @@ def test_losses_norms_and_weights_are_those_of_one_process(name, num_ranks, max_
         assert all(same_bits(own_state[key], value) for key, value in state.items())
 
 
+@pytest.mark.slow
 def test_another_array_module_holds_parameters_gradients_and_the_optimisers_state():
     model, schedule = language_model(), build("zb-h1", 3, MICROBATCHES)
     *on_numpy, numpy_modules = spawn(

@@ -181,7 +181,8 @@ def test_an_encoder_and_a_decoder_cut_anywhere_have_the_bits_of_one_process(
     )
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [slowly("1f1b"), "zb-h1"])
 def test_so_it_is_on_arrays_of_another_module(name):
     inputs, targets = sentences(5)
     loss = nn.CrossEntropyLoss(ignore_index=-100)

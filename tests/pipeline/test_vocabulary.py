@@ -31,7 +31,7 @@ from tests.pipeline.vocabulary_over_mpi import (
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize(
     ("num_ranks", "schedule"),
-    [(1, "1f1b"), (2, "zb-h1"), (3, "1f1b"), slowly(4, "gpipe")],
+    [(1, "1f1b"), (2, "zb-h1"), slowly(3, "1f1b"), slowly(4, "gpipe")],
 )
 def test_it_trains_as_the_plain_model(num_ranks, schedule, how, reduction):
     plain = spawn(lambda group: train(group, None, reduction), 1)[0]
@@ -63,6 +63,7 @@ def test_a_microbatch_without_labels_adds_nothing(how):
     assert apart(spawn(lambda group: trained(group, how), 2)[0], plain) < 1e-12
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_it_trains_as_the_plain_model_over_mpi():
     job = mpirun(2, "-m", "tests.pipeline.vocabulary_over_mpi")

@@ -145,6 +145,7 @@ def test_ranks_that_hold_different_numbers_of_stages_count_pairs():
     assert uneven.pairs_per_microbatch is None and UNIT not in str(uneven)
 
 
+@pytest.mark.slow
 def test_the_peaks_of_many_ranks_are_their_ends():
     """The story: a caption of 64 ranks said 128 for each of them, in bold."""
     assert "by rank 128 on each" in figures(Panel(simulate(schedules.gpipe(64, 128))))

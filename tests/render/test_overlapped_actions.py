@@ -70,6 +70,7 @@ def test_two_messages_that_go_together_are_two_arrows(latency):
     assert len(set(shafts)) == len(shafts) == len(timeline.messages)
 
 
+@pytest.mark.slow
 def test_narrow_pairs_have_no_frame():
     assert (
         'class="joined"'

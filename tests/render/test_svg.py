@@ -399,6 +399,7 @@ def test_odd_timelines_can_be_drawn(timeline):
     assert picture.root.get("viewBox").startswith("0 0 960 ")
 
 
+@pytest.mark.slow
 def test_narrow_actions_join_in_runs_of_whole_rounds_by_the_rule_of_the_player():
     """The story: at 64 ranks and 128 microbatches a picture had 2.7 MB of stripes; the
     player drew bands.

@@ -14,6 +14,7 @@ import pytest
 from minipipe import ActionKind, Costs, schedules, simulate
 from minipipe.render import draw_svg, palette
 from minipipe.schedules.simulation.span import IdleCause
+from tests.launch import slowly
 from tests.render.converters import SCALE, with_cairosvg, with_svglib
 from tests.render.picture import Picture
 
@@ -160,7 +161,9 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize(
+    "name", [slowly(name) if name == "blocking" else name for name in DRAWN]
+)
 @pytest.mark.parametrize("convert", CONVERTERS)
 def test_a_converter_shows_everything(convert, name):
     pixels, picture = convert(DRAWN[name]), Picture(DRAWN[name])

@@ -11,7 +11,7 @@ from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ModelError, PartitionError, ScheduleError
 from minipipe.testing import same_bits
 from minipipe.tuning import advising, race
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.small_pipelines import mlp
 from tests.strategies import batch
 
@@ -80,6 +80,7 @@ def test_with_replicas_given_it_has_as_many_and_so_has_a_measured_partition(sche
         assert ", 2 replicas, 4 microbatches" in str(chosen).splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch):
     """Which choice that is depends on times. So here it is the only one."""
     monkeypatch.setattr(
@@ -149,7 +150,7 @@ def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch
             ArgumentError,
             "memory_limit is 'much'",
         ),
-        (
+        slowly(
             mlp(),
             {"sample": (X, Y), "memory_limit": 100},
             ScheduleError,
@@ -207,6 +208,7 @@ def test_fewer_layers_than_ranks_are_refused_on_every_rank():
         )
 
 
+@pytest.mark.slow
 def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_rank(
     capsys,
 ):
@@ -256,6 +258,7 @@ def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_ra
         assert sum(words in line for line in said) == 1, words
 
 
+@pytest.mark.slow
 def test_rank_0_says_that_it_begins_and_what_was_chosen_unless_progress_is_false(
     capsys,
 ):
@@ -276,6 +279,7 @@ def test_rank_0_says_that_it_begins_and_what_was_chosen_unless_progress_is_false
     assert plain.advice is None and "chose" not in str(plain)
 
 
+@pytest.mark.slow
 def test_a_process_without_standard_error_says_nothing(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     pipeline = stepped(

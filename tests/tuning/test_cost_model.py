@@ -139,7 +139,7 @@ def test_numbers_of_microbatches_that_do_not_fit_are_left_out_and_refused_where_
             ArgumentError,
             "seconds is -1; expected a finite time, at least 0",
         ),
-        (
+        slowly(
             None,
             {"memory_limit": "1"},
             ValueError,
@@ -158,6 +158,7 @@ def test_what_cannot_be_advised_is_refused(model, options, error, words):
         )
 
 
+@pytest.mark.slow
 def test_messages_are_measured_between_the_ranks_at_hand():
     found = spawn(lambda group: measure_messages(group, "threads"), 3)
     assert found[1:] == [Messages()] * 2 and found[0].measured_on == "threads"

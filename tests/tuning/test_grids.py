@@ -138,6 +138,7 @@ def test_what_is_sent_are_the_formulas_of_the_lessons():
     assert [rank["tensor sums"] for rank in by_name["tensor 2"]] == [of_all] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "name", "mutant"),
     [

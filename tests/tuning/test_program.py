@@ -193,6 +193,7 @@ def test_the_command_prints_a_verdict_then_its_table_and_the_reason_last(
     )
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_keeps_is_the_answer_no(program, capsys, monkeypatch):
     monkeypatch.setattr("minipipe.cli.advise_program.launcher_of_ranks", lambda: None)
     words = [

@@ -126,6 +126,7 @@ def test_a_batch_of_another_dtype_is_taken_as_a_pipeline_takes_it():
     assert found == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_choice_with_frozen_stages_reaches_other_ranks_and_runs():
     """The story: its text said nothing of them, and their backward was missing."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))

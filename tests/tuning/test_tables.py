@@ -153,6 +153,7 @@ def most(row, kinds, whose):
     return max(sum(rank[whose][kind] for kind in kinds) for rank in row["ranks"])
 
 
+@pytest.mark.slow
 def test_the_tables_of_grids_have_the_most_of_any_rank_and_the_medians_of_steps(
     monkeypatch,
 ):

@@ -13,6 +13,7 @@ from minipipe.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
 from minipipe.tuning.weighing import Weighing, candidates, searched_schedule
+from tests.launch import slowly
 from tests.tuning.invented import asked, measured, model
 
 
@@ -72,6 +73,7 @@ def test_no_choice_is_below_its_bound_where_actions_have_an_overhead():
         assert choice.time >= choice.bound * (1 - 1e-12), choice.candidate
 
 
+@pytest.mark.slow
 def test_with_replicas_a_choice_takes_what_the_simulator_says_of_its_plan_with_sums():
     slow = Messages(latency=1e-3, bandwidth=1e5)
     found = advice(num_ranks=4, replicas=None, messages=slow)
@@ -100,6 +102,7 @@ def test_with_replicas_a_choice_takes_what_the_simulator_says_of_its_plan_with_s
         assert choice.memory == tuple(rank.total for rank in plan.memory(layers))
 
 
+@pytest.mark.slow
 def test_where_messages_are_free_replicas_without_a_pipeline_are_best_and_where_they_are_slow_others_are():
     assert advice(num_ranks=4, replicas=None).best.candidate.replicas == 4
     assert (
@@ -110,6 +113,7 @@ def test_where_messages_are_free_replicas_without_a_pipeline_are_best_and_where_
     )
 
 
+@pytest.mark.slow
 def test_a_choice_is_within_the_limit_if_its_fullest_rank_is():
     uneven = max(
         advice().choices, key=lambda choice: max(choice.memory) - min(choice.memory)
@@ -128,6 +132,7 @@ def test_a_choice_is_within_the_limit_if_its_fullest_rank_is():
         ] * len(same)
 
 
+@pytest.mark.slow
 def test_a_memory_limit_counts_the_parameters_of_each_replica():
     """One rank has all layers, 4 x 80 bytes, and as much again as gradients; on two
     ranks each has half.
@@ -140,6 +145,7 @@ def test_a_memory_limit_counts_the_parameters_of_each_replica():
     )
 
 
+@pytest.mark.slow
 def test_with_replicas_asked_for_all_schedules_have_as_many():
     found = advice(num_ranks=4, replicas=2)
     assert {choice.candidate.replicas for choice in found.choices} == {2}
@@ -207,6 +213,7 @@ def test_a_tighter_limit_chooses_less_memory_and_takes_longer():
     )
 
 
+@pytest.mark.slow
 def test_activations_are_computed_again_only_where_nothing_else_fits():
     plain = [c for c in advice(held=1000, limit=1e9).choices if c.candidate.recompute]
     least = min(max(choice.memory) for choice in advice(held=1000).choices)
@@ -260,7 +267,7 @@ def test_a_search_tries_as_many_schedules_on_a_slower_machine_until_that_is_very
     assert searched_schedule(workload, seconds=0.05) is not None and len(tried) == 4
 
 
-@pytest.mark.parametrize("limit", [inf, 2000])
+@pytest.mark.parametrize("limit", [slowly(inf), 2000])
 def test_searched_schedules_keep_the_bits_of_one_process_and_the_best_the_limit(limit):
     found = advice(limit, seconds=0.4, held=40)
     searched = [
@@ -276,6 +283,7 @@ def test_searched_schedules_keep_the_bits_of_one_process_and_the_best_the_limit(
     assert found.best.time <= named * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_ranks_that_share_cores_are_not_below_all_their_work():
     alone, shared = (advice(cores=cores).best for cores in (None, 1))
     assert (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minipipe import nn, optim, spawn
-from tests.launch import ROOT, mpirun, needs_mpi, run
+from tests.launch import ROOT, mpirun, needs_mpi, run, slowly
 
 FOLDER = ROOT / "tutorials" / "asynchronous"
 sys.path.append(str(FOLDER))
@@ -71,6 +71,7 @@ def test_every_stage_keeps_its_order_on_one_rank(method):
     ] == [*map(list, table.actions)]
 
 
+@pytest.mark.slow
 def test_with_one_stage_some_are_the_same_and_2bw_is_on_any_number():
     losses = {}
     for method in experiment.METHODS:
@@ -118,7 +119,7 @@ def test_corrected_changes_are_all_right_ones_and_one_guess():
     assert np.allclose(weight.data, -0.5 * whole, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("rule", late.RULES)
+@pytest.mark.parametrize("rule", ["AdamW", slowly("Muon")])
 def test_one_update_late_has_the_same_bits_on_any_number_of_stages(rule, monkeypatch):
     job = late.Job(rule, "2BW, corrected", 0.004, seed=1, num_batches=3)
     two = job.run()

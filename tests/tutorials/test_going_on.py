@@ -120,7 +120,7 @@ def test_an_option_that_changes_numbers_is_named(tmp_path):
             ["--checkpoint", "FOLDER/file"],
             "file' cannot be a folder: File exists; name another one",
         ),
-        (
+        slowly(
             TEXT,
             ["--sample", "FOLDER/nowhere"],
             "There is no checkpoint in 'FOLDER/nowhere': No such file or directory.",

@@ -20,8 +20,10 @@ LONG = (
     "02",
     "03",
     "04",
+    "05",
     "06",
     "07",
+    "08",
     "09",
     "10",
     "11",
@@ -31,10 +33,12 @@ LONG = (
     "15",
     "16",
     "17",
+    "18",
     "19",
     "20",
     "21",
     "23",
+    "24",
 )  # by number: .ci/run runs them
 every_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
@@ -123,6 +127,7 @@ def test_each_question_of_an_exercise_has_an_answer_and_its_check(path):
     )
 
 
+@pytest.mark.slow
 def test_without_mpi_a_lesson_says_that_a_cell_has_nothing_to_run():
     done = run(
         [sys.executable, "-c", WITHOUT_MPI, "tutorials/03_ranks_and_messages.py"]

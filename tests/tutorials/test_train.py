@@ -53,6 +53,7 @@ def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alon
     assert many["loss"] == alone["loss"] and many["accuracy"] == alone["accuracy"]
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     ("num_ranks", "schedule"), [(1, "1f1b"), slowly(2, "1f1b"), slowly(4, "zb-v")]
@@ -336,6 +337,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(options, words):
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a_trace_is_not_written_over_a_folder_nor_over_what_is_read_only(tmp_path):
     kept = tmp_path / "kept.svg"
     kept.touch(mode=0o400)

@@ -162,6 +162,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

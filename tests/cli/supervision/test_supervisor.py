@@ -102,7 +102,7 @@ def test_when_the_restarts_are_used_it_says_so_and_returns_the_last_exit_code(sc
     ]
 
 
-@pytest.mark.parametrize(("code", "restarts"), [(0, 3), (2, 3), (1, 0)])
+@pytest.mark.parametrize(("code", "restarts"), [slowly(0, 3), (2, 3), slowly(1, 0)])
 def test_success_bad_usage_and_a_job_without_restarts_run_once(
     code, restarts, script, tmp_path
 ):
@@ -247,6 +247,7 @@ def test_what_a_job_leaves_running_in_a_session_of_its_own_is_ended(script):
     assert (done.code, done.out) == (0, "ended well\n")
 
 
+@pytest.mark.slow
 def test_with_stderr_on_a_full_disk_the_job_starts_again_all_the_same(script):
     text = (
         "import os, sys\nprint('attempt', os.environ['MINIPIPE_RESTART'])\nsys.exit(1)"

@@ -165,6 +165,7 @@ PROCESS = (
 )
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     "how",

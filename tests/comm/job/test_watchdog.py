@@ -79,6 +79,7 @@ def test_ranks_that_all_come_and_end_well_hear_nothing():
     assert outcome(launched()) == ([0, 0, 0, 0], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [slowly(0), slowly(1), 2, slowly(3)])
 def test_a_rank_that_ends_before_it_comes_is_named_at_once(rank):
     """The story: the others waited for 300 s inside of MPI."""
@@ -110,6 +111,7 @@ def test_a_rank_that_ends_without_a_word_is_named(end, words):
     assert words in said or "killed (kill -9" in said  # where the kernel does not tell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "words"),
     [
@@ -138,6 +140,7 @@ def test_a_crash_in_a_job_of_several_hosts_is_not_blamed_on_the_rank_alone(end, 
     assert words in said or "killed (kill -9" in said  # where the kernel does not tell
 
 
+@pytest.mark.slow
 def test_a_signal_from_outside_is_no_failure_of_the_rank_that_it_ends_first():
     """The story: of ranks that all got SIGQUIT, one was said to have failed: SIGKILL
     had overtaken it on the others.
@@ -213,6 +216,7 @@ def test_a_watchdog_that_is_killed_hinders_nobody():
     )
 
 
+@pytest.mark.slow
 def test_only_one_of_several_ranks_that_fail_speaks():
     _, said = outcome(
         launched(

@@ -117,7 +117,7 @@ def without(what):
     [
         ("momentum", "arrays"),
         slowly("groups", "rates"),
-        ("SGD", "num_steps"),
+        slowly("SGD", "num_steps"),
         slowly("tied", "num_steps"),
     ],
 )

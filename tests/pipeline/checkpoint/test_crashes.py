@@ -102,7 +102,7 @@ EVERY = [slowly(*cell, 1) for cell in sample_of(ACTS, (1, 2), (False, True))]
 
 
 @pytest.mark.parametrize(
-    ("name", "keep", "in_background", "every"), [("crashes", 1, False, 4), *EVERY]
+    ("name", "keep", "in_background", "every"), [("crashes", 1, False, 8), *EVERY]
 )
 def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(
     base, tmp_path, monkeypatch, name, keep, in_background, every

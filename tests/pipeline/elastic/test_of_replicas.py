@@ -77,6 +77,7 @@ def undisturbed():
     return spawn(lambda group: train(Made.checked(make(group, 1)), 4), 1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "replicas", "shards"),
     [
@@ -119,6 +120,7 @@ def test_both_replicas_of_a_stage_are_survived_with_two_copies_and_named_without
         assert all(same_bits(values[name], undisturbed[name]) for name in undisturbed)
 
 
+@pytest.mark.slow
 def test_another_number_of_blocks_has_other_bits_and_that_is_said(undisturbed):
     values, *_ = gone_on(vaults_of(4, replicas=2), [0, 1, 2], replicas=1, blocks=1)
     assert not all(same_bits(values[name], undisturbed[name]) for name in undisturbed)

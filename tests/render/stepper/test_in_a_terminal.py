@@ -138,6 +138,7 @@ def test_in_a_terminal_keys_walk_back_and_forth_and_it_is_left_as_it_was(termina
     assert "\x1b[?25h" in output and left.strip().startswith("1f1b: makespan 33 units")
 
 
+@pytest.mark.slow
 def test_it_follows_the_size_of_the_window_at_the_next_key_and_shows_the_rank_in_question(
     terminal,
 ):
@@ -199,6 +200,7 @@ def test_a_terminal_that_can_do_nothing_takes_lines(terminal):
     assert status == 0 and "\x1b" not in output
 
 
+@pytest.mark.slow
 def test_in_a_terminal_all_is_written_when_asked(terminal):
     status, output = terminal("gpipe", "--ranks", 2, "--microbatches", 1, "--all").end()
     assert status == 0 and output.count("step ") == 5 and "\x1b" not in output

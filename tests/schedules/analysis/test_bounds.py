@@ -113,6 +113,7 @@ def test_zb_1p_of_the_paper_cannot_be_improved(p, m, times, sizes, zb_1p, zb_2p,
         assert rate <= published + 0.00006
 
 
+@pytest.mark.slow
 def test_v_half_is_the_best_for_its_memory():
     for p in range(1, 9):
         for m in (1, 2, 5, 8, 16):

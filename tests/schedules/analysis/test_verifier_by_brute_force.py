@@ -120,16 +120,16 @@ def orders(schedule):
         # One rank, two microbatches: any interleaving of two chains, C(4, 2) and C(6,
         # 3).
         ("0F0 0F1 0B0 0B1", comb(4, 2)),
-        ("0F0 0F1 0I0 0I1 0W0 0W1", comb(6, 3)),
+        slowly("0F0 0F1 0I0 0I1 0W0 0W1", comb(6, 3)),
         # Forwards alone may go in any order on either rank.
         ("0F0 0F1\n1F0 1F1", 4),
         # Two ranks. If rank 0 begins F0 B0, rank 1 must do the same; if it begins F0
         # F1, rank 1 may do any of its C(4, 2) orders, and rank 0 may end in two ways.
         # Twice, for the names of the microbatches.
-        ("0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1", 2 * (1 + 2 * 6)),
+        slowly("0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1", 2 * (1 + 2 * 6)),
         # One path through everything: only one order of each rank.
         ("0F0 2F0 2B0 0B0\n1F0 1B0", 1),
-        ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", 1),
+        slowly("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", 1),
         # W may stand before or behind the SEND of its I.
         slowly("0F0 0SEND_F0 0RECV_B0 0I0 0W0\n1RECV_F0 1F0 1I0 1SEND_B0 1W0", 2),
         # Two slices: F0.0 F0.1 B0.1 B0.0 and nothing else; W0.1 may run before, between
@@ -138,7 +138,7 @@ def orders(schedule):
         slowly("0F0.0 0F0.1 0I0.1 0W0.1 0I0.0 0W0.0", 3),
         # O and L of the first slice may only be side by side, between F0.1 and B0.1, or
         # before F0.1 or behind B0.1.
-        ("0F0.0 0F0.1 0O0.0 0L0.0 0B0.1 0B0.0", 3),
+        slowly("0F0.0 0F0.1 0O0.0 0L0.0 0B0.1 0B0.0", 3),
         # Two sequences in two slices, forward only, on two ranks: C(4, 2) mergers of
         # two chains on each.
         slowly("0F0.0 0F0.1 0F1.0 0F1.1\n1F0.0 1F0.1 1F1.0 1F1.1", 36),
@@ -371,10 +371,12 @@ def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_on
         # Three ranks in a row: the middle one must not answer a send before it has
         # something to answer with.
         lower(schedules.sequential(3, 2)),
-        lower(
-            schedule_of_text(
-                "0F0 3F0 0F1 3F1 3I0 0I0 3I1 0I1 0W0 3W0 0W1 3W1\n1F0 2F0 1F1 "
-                "2F1 2B0 1B0 2B1 1B1"
+        slowly(
+            lower(
+                schedule_of_text(
+                    "0F0 3F0 0F1 3F1 3I0 0I0 3I1 0I1 0W0 3W0 0W1 3W1\n1F0 2F0 1F1 "
+                    "2F1 2B0 1B0 2B1 1B1"
+                )
             )
         ),
     ],

@@ -19,6 +19,7 @@ from minipipe.search.certificate import Certificate, read_certificate
 from minipipe.search.clock import one_after_another
 from tests.schedules.search.enumeration import optimum
 from tests.schedules.search.workloads import objectives, workloads
+from tests.strategies import examples
 
 NAMES = [
     *Formula,
@@ -108,7 +109,7 @@ def claims(draw):
 
 @given(claim=claims())
 @settings(
-    max_examples=60,
+    max_examples=examples(60).max_examples,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

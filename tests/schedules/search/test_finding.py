@@ -60,6 +60,7 @@ def test_a_clock_only_ends_a_search(clock):
     )
 
 
+@pytest.mark.slow
 def test_more_evaluations_never_find_less():
     values = [
         find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number).value
@@ -118,6 +119,7 @@ def test_a_search_of_no_given_length_counts_actions(monkeypatch):
     assert tried == [(7250 // 45, float("inf")), (float("inf"), 3), (5, 3)]
 
 
+@pytest.mark.slow
 def test_it_stops_where_the_gallery_proves_the_optimum():
     """It went on for 10 s, and said 3.3 % above the bound of what ``simulate`` called
     proved optimal.

@@ -127,6 +127,7 @@ def test_a_layer_stays_in_its_host_but_need_not_fill_it(width, best):
     )
 
 
+@pytest.mark.slow
 def test_with_many_microbatches_not_even_wide_layers_fill_the_host():
     times = {
         tensor: seconds(16384, tensor, 10, microbatches=256) for tensor in (1, 2, 4, 8)

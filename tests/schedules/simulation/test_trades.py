@@ -66,6 +66,7 @@ def test_a_schedule_holds_what_its_description_says_for_any_number_of_ranks(
             )
 
 
+@pytest.mark.slow
 def test_the_note_says_from_how_many_ranks_on_the_memory_is_less():
     def share(name, most):
         return first_from(
@@ -94,6 +95,7 @@ def test_the_note_says_from_how_many_ranks_on_the_memory_is_less():
 NO_PAUSES = [name for name in TRADES if "no pauses" in TRADES[name]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [NO_PAUSES[0], *map(slowly, NO_PAUSES[1:])])
 def test_no_rank_pauses_from_the_number_of_microbatches_that_the_note_says(name):
     assert "at least 2p-1 microbatches for p ranks" in " ".join(
