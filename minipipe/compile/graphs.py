@@ -29,11 +29,13 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.compile.dialect import dialect_of
 from minipipe.compile.sections import Functions, Sections, Stash
-from minipipe.core.autograd.backend import Array, array_module, is_array
+from minipipe.core.autograd.backend import Array, array_module, is_array, num_bytes
 
 MOST_CHANGES = 8
 """Times that a graph is captured again before its section runs without graphs."""
+_ALIGNMENT = 256  # bytes, of each array that a device allocates
 
 
 def can_capture(xp: ModuleType) -> bool:
@@ -272,10 +274,15 @@ def _flat(given: Iterable[Any]) -> list[Any]:
 
 
 def _like(array: Array) -> Array:
-    """Return a new array with the shape of another, and the order of its axes."""
+    """Return a new array with the shape of another, the order of its axes and its
+    alignment, on which the kernel of a product may depend.
+    """
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     shape = tuple(array.shape[axis] for axis in order)
-    made = array_module(array).empty(shape, dtype=array.dtype)
+    xp = array_module(array)
+    offset = array.data.ptr % _ALIGNMENT
+    memory = xp.empty(offset + num_bytes(array), dtype="u1")
+    made = dialect_of(xp).in_memory(memory, offset, shape, array.dtype)
     return made.transpose(tuple(np.argsort(order).tolist()))
 
 
