@@ -258,6 +258,7 @@ VALUES = {
     schedules.Certificate: lambda: schedules.find_schedule(Costs().workload((0, 1), 3)),
     Costs: lambda: Costs([1, 2], 1, 1, latency=1),
     schedules.Timeline: timeline,
+    schedules.BuildingBlock: lambda: schedules.BuildingBlock.from_text("0F@0 0B@1", 3),
     schedules.Span: lambda: timeline().spans[0][0],
     schedules.Kind: lambda: KINDS["F"],
     schedules.Noun: lambda: NOUNS["x"],
