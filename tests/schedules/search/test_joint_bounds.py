@@ -301,7 +301,9 @@ def test_no_schedule_that_offloads_is_below_the_bound():
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("m", [2, 3])
 def test_nor_in_more_problems(seed, m):
-    assert bound_of_copies(seed, m) <= best_with_copies(seed, m) * (1 + ROUNDING)
+    best = best_with_copies(seed, m)
+    if best < inf:  # otherwise there may be no memory, and no bound
+        assert bound_of_copies(seed, m) <= best * (1 + ROUNDING)
 
 
 # -- mutants ---------------------------------------------------------------------------
