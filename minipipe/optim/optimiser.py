@@ -427,7 +427,7 @@ class Optimiser(Familiar, ABC):
     def kept_of(
         self, parameter: Any, group: ParameterGroup
     ) -> Mapping[str, float] | None:
-        """Return :attr:`kept` for one parameter. Local."""
+        """Return ``kept`` for one parameter. Local."""
         return self.kept
 
     def _rule_of(self, one: Any, group: ParameterGroup) -> Callable[..., None]:

@@ -47,7 +47,8 @@ def verify(
         Without ``memory`` it counts (stage, microbatch) pairs.
     memory : Footprint, optional
         By stage, the memory of one microbatch, in the unit of the limits:
-        ``costs.memory(num_stages)`` of a :class:`minipipe.Costs`.
+        ``costs.memory(num_stages)`` of a :class:`minipipe.Costs`. If sequences have
+        slices, of one slice: ``costs.sliced(num_slices).memory(num_stages)``.
     weights : sequence of float, optional
         By stage, the memory of its weights, ``costs.weight_memory(num_stages)``. Each
         further version of the weights, and each further gradient accumulator that waits
