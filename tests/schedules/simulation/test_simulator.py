@@ -444,7 +444,8 @@ def test_measured_costs_give_back_the_timeline_they_were_measured_in(
         for _ in range(3)
     ]
     split = schedule_of_text(
-        re.sub(r"(\d+)B(\d+)", r"\1I\2 \1W\2", schedule.to_text()), name=schedule.name
+        re.sub(r"(\d+)B([\d.]+)", r"\1I\2 \1W\2", schedule.to_text()),
+        name=schedule.name,
     )
     for measured in (schedule, split):
         timeline = simulate(measured, Costs(*times))
