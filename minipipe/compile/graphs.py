@@ -189,7 +189,7 @@ class SectionGraphs:
         num_arguments = len(values) - len(self._reads)
         copied = [i for i in moved if i < num_arguments and is_array(values[i])]
         graph.num_changes += graph.launch is not None or len(copied) < len(moved)
-        graph.own |= {i: _like(values[i]) for i in copied}
+        graph.own |= {i: _copied(values[i]) for i in copied}
         graph.values = values
         graph.launch = None
         if graph.num_changes > MOST_CHANGES:
@@ -273,9 +273,9 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     return values
 
 
-def _like(array: Array) -> Array:
-    """Return a new array with the shape of another, the order of its axes and its
-    alignment, on which the kernel of a product may depend.
+def _copied(array: Array) -> Array:
+    """Return a copy of an array with the order of its axes and its alignment, on which
+    the kernel of a product may depend.
     """
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     shape = tuple(array.shape[axis] for axis in order)
@@ -283,7 +283,9 @@ def _like(array: Array) -> Array:
     offset = array.data.ptr % _ALIGNMENT
     memory = xp.empty(offset + num_bytes(array), dtype="u1")
     made = dialect_of(xp).in_memory(memory, offset, shape, array.dtype)
-    return made.transpose(tuple(np.argsort(order).tolist()))
+    made = made.transpose(tuple(np.argsort(order).tolist()))
+    made[...] = array
+    return made
 
 
 @lru_cache(maxsize=64)
