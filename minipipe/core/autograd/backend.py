@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache, wraps
 from time import perf_counter
 from types import ModuleType
@@ -584,12 +585,15 @@ def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
 def clock_of(xp: ModuleType) -> Callable[[], Any]:
     """Return a function that notes the time: ``perf_counter``; of a device with events
     a clock that waits for nothing, whose times ``float()`` reads later.
-    """
-    if not hasattr(getattr(xp, "cuda", None), "Event"):
-        return perf_counter
-    from minipipe.gpu.clock import DeviceClock
 
-    return DeviceClock(xp)
+    The core alone has ``perf_counter`` only, which times launches there.
+    """
+    if hasattr(getattr(xp, "cuda", None), "Event"):
+        with suppress(ModuleNotFoundError):  # the core alone
+            from minipipe.gpu.clock import DeviceClock
+
+            return DeviceClock(xp)
+    return perf_counter
 
 
 def synchronise(xp: ModuleType) -> None:
