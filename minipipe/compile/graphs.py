@@ -238,8 +238,8 @@ class SectionGraphs:
             self._refuse(f"a capture refuses it: {error}")
             return False
         finally:
-            with suppress(Exception):
-                if stream.is_capturing():  # after an error
+            if graph.launch is None:  # after an error, which may have ended it
+                with suppress(Exception):
                     stream.end_capture()
         graph.kept = [stash[given[i]] for stash, i in self._makes]
         pairs = enumerate(graph.values)  # a graph keeps nothing of a microbatch
