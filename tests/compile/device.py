@@ -124,9 +124,13 @@ def _view(name, function):
     return call
 
 
+def _matmul(a, b):
+    return np.matmul(a, b).astype(a.dtype, copy=False)  # NumPy's of bfloat16 is float32
+
+
 def product(a, b, out=None):
     """Return the product over the last two axes, also in a capture."""
-    return _launch(np.matmul, (a, b), out=out)
+    return _launch(_matmul, (a, b), out=out)
 
 
 backend.PRODUCTS[__name__] = backend.one_line(product, has_out=True)
