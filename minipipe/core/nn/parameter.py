@@ -150,16 +150,15 @@ class Parameter(Tensor):
                 f"(both factors of a product). Give one: nn.Parameter({shape}, "
                 "nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
-        if isinstance(shape, tuple):
-            values = None
-        else:
+        values = None
+        if not isinstance(shape, tuple):
             values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
         self.shape: Shape = tuple(shape) if values is None else values.shape
         dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
         self.dtype: Any = dtype
         self.initialiser = initialiser
-        self.xp = np if values is None else backend.array_module(values)
+        self.xp = backend.array_module(values)
         self.node: Leaf = _leaf(self.shape, self.dtype)
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
