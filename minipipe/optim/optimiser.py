@@ -14,7 +14,7 @@ from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.autograd.modes import mode
 from minipipe.core.nn.module import Module
-from minipipe.core.nn.parameter import HalfLeaf, Parameter
+from minipipe.core.nn.parameter import HalfLeaf, Parameter, stored
 from minipipe.core.specs import COUNT, Spec
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
@@ -548,11 +548,12 @@ class Optimiser(Familiar, ABC):
             for name, value in numbers.items():
                 setattr(group, name, value)
         for parameter, given in zip(self.parameters, state["states"]):
-            xp = parameter.xp
+            earlier = self._states[id(parameter)]
             kept = self._states[id(parameter)] = dict(given)
             for name, value in given.items():
                 if backend.is_array(value):
-                    kept[name] = backend.copy(backend.moved(value, xp))
+                    value = backend.moved(value, parameter.xp)
+                    kept[name] = stored(value, earlier.get(name))
         self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
 

@@ -277,8 +277,7 @@ class Module(Familiar):
         """
         parameters = dict(self.named_parameters())
         check_state(parameters, state)
-        for name, parameter in parameters.items():
-            parameter.load(backend.as_array(state[name]), name)
+        load_state(parameters, state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy as ``copy.deepcopy`` makes it, in which functions that were
@@ -507,6 +506,25 @@ def check_state(
             )
         own = backend.numpy_dtype(parameter.dtype)
         _check_same_numbers(name, backend.to_numpy(given), own)
+
+
+def load_state(
+    parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]
+) -> None:
+    """Load checked values into parameters, in place as :meth:`Parameter.load` does.
+
+    All are read before the first is written, since an error may come from the state, and
+    a value may have the memory of another parameter.
+    """
+    given = {name: backend.as_array(state[name]) for name in parameters}
+    arrays = [each.data for each in parameters.values() if each.is_filled]
+    here = [each for each in arrays if isinstance(each, np.ndarray)]
+    for name, array in given.items():
+        is_here = isinstance(array, np.ndarray)
+        if not is_here or any(np.may_share_memory(array, each) for each in here):
+            given[name] = backend.copy(array)
+    for name, parameter in parameters.items():
+        parameter.load(given[name], name)
 
 
 def check_names(missing: Sequence[str], unexpected: Iterable[str]) -> None:
