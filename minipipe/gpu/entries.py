@@ -22,6 +22,7 @@ from minipipe.gpu import dropout, updates
 from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import REALS, over_columns, over_elements, over_rows
 from minipipe.gpu.versions import add_version
+from minipipe.optim import scaling
 from minipipe.optim.rules import SGD, Adam, AdamW
 
 Kernel = Callable[..., None]
@@ -206,6 +207,7 @@ inputs and shared values their gradients; see ``versions.py``.
 TABLES: list[tuple[dict[str, Any], Any]] = [
     (SOFTMAX_KERNELS, (_weights, _score_gradient)),
     (dropping.KERNELS, dropout.dropped),
+    (scaling.KERNELS, (updates.sums_of_squares, updates.scale)),
     (SGD.launches, updates.sgd),
     (Adam.launches, partial(updates.adam, is_decoupled=False)),
     (AdamW.launches, partial(updates.adam, is_decoupled=True)),
