@@ -23,6 +23,7 @@ from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import REALS, over_columns, over_elements, over_rows
 from minipipe.gpu.versions import add_version
 from minipipe.optim import scaling
+from minipipe.optim.muon import Muon
 from minipipe.optim.rules import SGD, Adam, AdamW
 
 Kernel = Callable[..., None]
@@ -211,6 +212,7 @@ TABLES: list[tuple[dict[str, Any], Any]] = [
     (SGD.launches, updates.sgd),
     (Adam.launches, partial(updates.adam, is_decoupled=False)),
     (AdamW.launches, partial(updates.adam, is_decoupled=True)),
+    (Muon.launches, partial(updates.adam, is_decoupled=True, looks_ahead=False)),
 ]
 """Tables of functions by the name of the array module, with those for a GPU."""
 

@@ -118,7 +118,7 @@ __device__ double sum_of_few(const real* values, long long count) {
 // Write the sum of 32 parts of an entry, which is a number for each block of 256
 // threads. Eight lanes have a part each.
 extern "C" __global__ void sums_of_parts(
-    const Entry* entries, long long num_entries, double* sums) {
+    const Entry* entries, long long sums, long long num_entries) {
     const Entry entry = *entry_of_block(entries, num_entries);
     const int depth = depth_of(entry.size);
     const long long part = (blockIdx.x - entry.first_block) * 32 + threadIdx.x / 8;
@@ -144,20 +144,20 @@ extern "C" __global__ void sums_of_parts(
     sum = of_warps[threadIdx.x % 8];
     for (int distance = 1; distance < 8; distance *= 2)
         sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+    if (threadIdx.x == 0) ((double*)sums)[blockIdx.x] = sum;
 }
 
 // Add up the sums of each entry, a block each, in pairs of neighbours.
 extern "C" __global__ void sums_of_entries(
-    const Entry* entries, double* sums, double* results) {
+    const Entry* entries, long long sums, long long results) {
     const Entry entry = entries[blockIdx.x];
     const long long count = blocks_of(entry.size);
-    sums += entry.first_block;
+    double* own = (double*)sums + entry.first_block;
     for (long long distance = 1; distance < count; distance *= 2) {
-        for (long long i = 2 * distance * threadIdx.x; i < count;
-             i += 2 * distance * blockDim.x)
-            sums[i] += sums[i + distance];
+        const long long pair = 2 * distance;
+        for (long long i = pair * threadIdx.x; i < count; i += pair * blockDim.x)
+            own[i] += own[i + distance];
         __syncthreads();
     }
-    if (threadIdx.x == 0) results[entry.gradient] = sums[0];
+    if (threadIdx.x == 0) ((double*)results)[entry.gradient] = own[0];
 }

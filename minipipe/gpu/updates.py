@@ -37,10 +37,14 @@ def sgd(items: Sequence[Item], group: ParameterGroup, update: Update) -> None:
 
 
 def adam(
-    items: Sequence[Item], group: ParameterGroup, update: Update, is_decoupled: bool
+    items: Sequence[Item],
+    group: ParameterGroup,
+    update: Update,
+    is_decoupled: bool,
+    looks_ahead: bool = True,
 ) -> None:
     """Change several parameters as ``optim.Adam`` does, or ``optim.AdamW`` if the
-    weight decay is decoupled.
+    weight decay is decoupled; ``looks_ahead`` is whether ``nesterov`` counts.
     """
     shrink = 1.0
     decay = group.weight_decay
@@ -54,7 +58,8 @@ def adam(
         launches.setdefault((values.dtype, rates), []).append(arrays)
     for (_, rates), rows in launches.items():
         numbers = *group.betas, *rates, shrink, decay
-        _launch("updates.adam", rows, *numbers, int(group.nesterov))
+        is_ahead = int(looks_ahead and group.nesterov)
+        _launch("updates.adam", rows, *numbers, is_ahead)
 
 
 def _fitting(
@@ -88,10 +93,12 @@ def sums_of_squares(arrays: Sequence[Array]) -> list[float]:
         table, num_blocks = _table(rows)
         first = rows[0][0]
         sums = xp.empty(num_blocks, dtype=xp.float64)
-        parts = num_blocks, _THREADS, table, len(rows), sums
-        launch("updates.sums_of_parts", first, *parts)
-        entries = len(rows), _THREADS, table, sums, results
-        launch("updates.sums_of_entries", first, *entries)
+        to_sums = table, sums.data.ptr
+        launch(
+            "updates.sums_of_parts", first, num_blocks, _THREADS, *to_sums, len(rows)
+        )
+        to_results = *to_sums, results.data.ptr
+        launch("updates.sums_of_entries", first, len(rows), _THREADS, *to_results)
     return backend.to_numpy(results).tolist()
 
 

@@ -28,6 +28,7 @@ from minipipe.core.specs import Spec
 from minipipe.hints import with_hints
 from minipipe.nn.layers import Embedding, PositionalEmbedding, Unembedding
 from minipipe.nn.parallel import ParallelEmbedding, ParallelUnembedding
+from minipipe.optim.launches import Launch
 from minipipe.optim.optimiser import Optimiser, ParameterGroup
 from minipipe.optim.rules import AdamW
 from minipipe.optim.scaling import sum_of_squares
@@ -131,6 +132,7 @@ class Muon(AdamW):
 
     __slots__ = ()
     joins_parts: ClassVar[bool] = True
+    launches: ClassVar[dict[str, Launch]] = {}
     _kept_of_matrix: ClassVar[Mapping[str, float]] = {"velocity": -inf}
 
     def __init__(

@@ -187,6 +187,17 @@ def test_what_a_kernel_cannot_change_is_changed_by_the_rule():
     assert run(device) == (run(np)[0], 1)
 
 
+def test_muon_needs_one_launch_for_all_that_is_no_matrix():
+    def make(given):
+        matrices = {"parameters": [given[1], given[6], given[0]]}
+        others = {"parameters": [*given[2:6], given[7]], "orthogonal": False}
+        return optim.Muon([matrices, others], 0.01, weight_decay=0.2)
+
+    found, launches = steps(device, make)
+    # the bits of its matrices depend on the products of a module
+    assert (found, launches) == (steps(np, make)[0], [2, 2, 3])
+
+
 def test_a_rule_that_changes_a_rule_is_not_launched():
     class Halved(optim.AdamW):
         def _update(self, data, gradient, state, group):
