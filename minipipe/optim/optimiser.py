@@ -177,7 +177,8 @@ class Optimiser(Familiar, ABC):
         joins the parts that ranks keep of them, as :class:`Muon` does.
     launches : dict of str to function
         Class attribute, not inherited: by the name of an array module, a function that
-        changes several parameters in one launch, with the bits of ``_update``.
+        changes several parameters in one launch, with the bits of ``_update``. A
+        parameter that the rule takes whole is not among them.
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps:
         ``optimiser.groups[0].learning_rate = 0.01``. No other attribute can be set,
@@ -388,7 +389,7 @@ class Optimiser(Familiar, ABC):
             if units is None:
                 units = self._new_units(group.parameters)
             if launches := vars(type(self)).get("launches"):
-                rule = group, self._update
+                rule = group, self._update, self.takes_whole
                 others = launched(launches, units, self._states, rule, now)
                 has_changed |= len(others) < len(units)
                 units = others
