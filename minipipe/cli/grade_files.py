@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,20 @@ def _make_directory(path: Path) -> None:
         raise misuse(f"{name} cannot be written: {error.strerror}.") from None
 
 
+def _files_of(students: Iterable[str]) -> dict[str, str]:
+    """Return the name of each student's file, which stays in its directory."""
+    files: dict[str, str] = {}
+    for name in students:
+        file = f"{name.replace(os.sep, '_')}.txt"
+        for other in files:
+            if files[other] == file and other != name:
+                both = f"{quoted(other)} and {quoted(name)}"
+                problem = f"--feedback would write one file for {both}, {quoted(file)}"
+                raise misuse(f"{problem}; rename one in the roster and the gradebook.")
+        files[name] = file
+    return files
+
+
 class ResultFiles:
     """The files of one grading; what does not fit is refused before it begins.
 
@@ -75,7 +90,8 @@ class ResultFiles:
     ArgumentError, FileError
         Codes of :class:`minipipe.coursework.gradebook.Roster` and ``Gradebook``.
     ScheduleError
-        Code ``value``: a student has no row in the gradebook.
+        Code ``value``: a student has no row in the gradebook, or two students would
+        have the same file of feedback.
     """
 
     def __init__(self, options: argparse.Namespace, submissions: list[Path]) -> None:
@@ -96,6 +112,7 @@ class ResultFiles:
             problem = "--against DIR is a folder of solutions, for --similarity FILE"
             raise misuse(f"{problem}; got {quoted(str(options.against), 200)}.")
         if options.feedback:
+            self._files = _files_of(chain(*self._recipients.values()))
             _make_directory(options.feedback)
 
     def _open_gradebook(self) -> None:
@@ -122,8 +139,7 @@ class ResultFiles:
             for report in reports:
                 text = report.pop("feedback")
                 for name in self._recipients[report["submission"]]:
-                    file = name.replace(os.sep, "_")
-                    write_whole(options.feedback / f"{file}.txt", text)
+                    write_whole(options.feedback / self._files[name], text)
         if self._book:
             assignment = assignment_of(find_source(options.source))
             column = options.column or (assignment and assignment.name) or "minipipe"
