@@ -209,8 +209,7 @@ def _about_choices(joint: JointResult) -> str:
     sizes = ",".join(map(str, joint.sizes))
     placement = ",".join(map(str, joint.best.workload.placement))
     numbers = f"{counted(joint.choices, 'choice')}: {joint.searched} searched"
-    rest = joint.choices - joint.searched - joint.waiting - joint.impossible
-    pruned = max(0, rest)  # choices that wait together may include searched ones
+    pruned = joint.choices - joint.searched - joint.waiting - joint.impossible
     numbers += f", {pruned} pruned by bounds, {joint.impossible} without memory"
     if joint.waiting:
         numbers += f", {joint.waiting} left"
