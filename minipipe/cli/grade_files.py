@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from minipipe.cli.declaring import add_file, add_text
+from minipipe.cli.declaring import adder, file_path
 from minipipe.coursework.assignment import assignment_of
 from minipipe.coursework.exercise import find_source
 from minipipe.coursework.gradebook import Gradebook, Roster
@@ -26,23 +26,13 @@ _OF_MERGE = ("roster", "key", "column")
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that name files of results, and the gradebook."""
-    add_file(parser, "--csv", "write one row per submission")
-    add_file(parser, "--junit", "write JUnit XML, one case per test")
-    add_file(parser, "--gradescope", "write results.json for one submission")
-    feedback = "write a report for each student, without hidden tests"
-    add_file(parser, "--feedback", feedback, metavar="DIR")
-    merge = "write the scores into a column of this CSV file, a gradebook"
-    add_file(parser, "--merge", merge)
-    roster = "lines `submission,student` with the gradebook's names; groups: see below"
-    add_file(parser, "--roster", roster)
-    key = "column of the gradebook that names students (default: the first)"
-    add_text(parser, "--key", "COLUMN", key)
-    column = "column of the gradebook for scores (default: name of the assignment)"
-    add_text(parser, "--column", "COLUMN", column)
-    similar = "compare the submissions, and write the similar passages; see below"
-    add_file(parser, "--similarity", similar)
-    against = "with --similarity: also compare with the solutions in this folder"
-    add_file(parser, "--against", against, metavar="DIR")
+    add = adder(parser, "grade")
+    for name in ("csv", "junit", "gradescope", "feedback", "merge", "roster"):
+        add(f"--{name}", type=file_path)
+    add("--key")
+    add("--column")
+    add("--similarity", type=file_path)
+    add("--against", type=file_path)
 
 
 def wants_files(options: argparse.Namespace) -> bool:
