@@ -14,8 +14,7 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.errors import ArgumentError, ParameterError
 from minipipe.core.familiar import (
-    Familiar,
-    check_keywords,
+    FamiliarKeywords,
     check_options,
     explain,
     optional,
@@ -28,7 +27,7 @@ from minipipe.core.specs import Spec
 Kind = TypeVar("Kind", bound="Module")
 
 
-class Module(Familiar):
+class Module(FamiliarKeywords):
     """A part of a model. Subclasses set parameters and modules as attributes and define
     ``forward``.
 
@@ -64,13 +63,6 @@ class Module(Familiar):
     # A module that this one computes by its method ``compute(function, x)``. If it is a
     # sequence, its layers draw random numbers as if they stood in place of this one.
     _unfolded: Any = None
-
-    def __new__(cls, *positional: Any, **given: Any) -> Self:
-        """Refuse keywords that the module does not take; the error names the equivalent
-        of PyTorch's.
-        """
-        check_keywords(cls, positional, given)
-        return super().__new__(cls)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses define how."""
