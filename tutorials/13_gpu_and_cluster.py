@@ -291,8 +291,8 @@ assert two.makespan == 4 * 6 + 3 == 27
 #
 # - If indices repeat, threads of a GPU add in an order that differs from run to run. So
 #   a kernel adds up the gradient of an embedding in a fixed order, the CPU's.
-# - Random numbers for dropout are those of the CPU: another kernel computes NumPy's
-#   Philox, in which each number follows from its place and a key.
+# - Dropout draws the CPU's random numbers: another kernel computes NumPy's Philox, in
+#   which each number follows from its place and a key.
 # - NumPy raises an error for an index out of range; CuPy silently takes another
 #   element. So ids and labels are checked on the host, before they are copied.
 #
