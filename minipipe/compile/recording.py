@@ -20,6 +20,7 @@ from minipipe.compile.guards import (
     form_of_array,
     is_foreign,
 )
+from minipipe.compile.places import needed_lines
 from minipipe.compile.reasons import reason_against, reason_against_loss
 from minipipe.compile.slices import passed_by
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
@@ -85,7 +86,7 @@ class Recorded:
         trace = self.trace
         other = self.twin.trace
         if (
-            trace.sections == other.sections
+            needed_lines(trace) == needed_lines(other)
             and trace.functions == other.functions
             and trace.constants.keys() == other.constants.keys()
         ):
