@@ -12,9 +12,24 @@ from minipipe.errors import LaunchError, quoted
 
 
 def gpu_module(device: object, local_rank: int) -> ModuleType:
-    """Return CuPy, and let this thread use a GPU from now on; parameters and errors are
-    as in ``module_for`` of ``core/autograd/backend.py``.
+    """Return the module of a device that is not ``"cpu"``; parameters and errors are as
+    in ``module_for`` of ``core/autograd/backend.py``.
     """
+    xp = device
+    if not isinstance(xp, ModuleType):
+        xp = _chosen(device, local_rank)
+    if xp.__name__ == "cupy":
+        import cupy  # it may be traced here
+
+        # on demand: it imports the operations
+        from minipipe.gpu import install
+
+        install(cupy)
+    return xp
+
+
+def _chosen(device: object, local_rank: int) -> ModuleType:
+    """Return CuPy, and let this thread use a GPU from now on."""
     parts = None
     if isinstance(device, str):
         parts = re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device)
@@ -43,10 +58,6 @@ def gpu_module(device: object, local_rank: int) -> ModuleType:
         message = f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on."
         raise LaunchError("unavailable", message)
     cupy.cuda.Device(number).use()
-    # on demand: it imports the operations
-    from minipipe.gpu import install
-
-    install(cupy)
     return cupy
 
 

@@ -92,6 +92,8 @@ class Tensor(TensorMethods):
                 "dtype=numpy.float32."
             )
             raise TensorError("dtype", message)
+        if type(array) is not np.ndarray:
+            backend.module_for(backend.array_module(array))
         self.data = array
         self.node = Leaf(array.shape, array.dtype) if requires_grad else None
 

@@ -5,14 +5,24 @@ import ctypes
 import sys
 from types import ModuleType, SimpleNamespace
 
+import array_api_strict
 import numpy as np
 import pytest
 
-from minipipe import nn
+from minipipe import Tensor, functional, nn
 from minipipe.autograd import devices
 from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
 from tests.test_house import PACKAGE
+
+
+class OfCupy:
+    """An array of CuPy, as far as a tensor asks."""
+
+    shape, dtype, size = (2,), np.dtype("float32"), 2
+
+    def __array_namespace__(self):
+        return sys.modules["cupy"]
 
 
 @pytest.fixture
@@ -21,6 +31,7 @@ def two_gpus(monkeypatch):
     two.
     """
     chosen, cupy = [], ModuleType("cupy")
+    cupy.ndarray = OfCupy
     runtime = SimpleNamespace(getDeviceCount=lambda: 2)
     cupy.cuda = SimpleNamespace(
         runtime=runtime,
@@ -85,6 +96,35 @@ def test_another_device_is_refused_with_the_names_of_those_that_are_taken(
     assert caught.value.code == "unavailable" and ("dtype=" in str(caught.value)) == (
         device is np.float16
     )
+
+
+WAYS = {
+    "by name": lambda cupy: backend.module_for("gpu"),
+    "by a number": lambda cupy: backend.module_for("cuda:1"),
+    "as a module": backend.module_for,
+    "in a tensor": lambda cupy: Tensor(OfCupy()),
+    "in an operation": lambda cupy: functional.reshape(OfCupy(), (2,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_name_a_gpu_installs_kernels(way, two_gpus, monkeypatch):
+    installed = []
+    monkeypatch.setattr("minipipe.gpu.install", installed.append)
+    cupy = sys.modules["cupy"]
+    for _ in range(2):
+        WAYS[way](cupy)
+    assert set(installed) == {cupy}
+
+
+def test_other_modules_and_arrays_of_numpy_install_nothing(two_gpus, monkeypatch):
+    installed = []
+    monkeypatch.setattr("minipipe.gpu.install", installed.append)
+    backend.module_for(array_api_strict)
+    Tensor(array_api_strict.ones(2))
+    functional.gelu(np.ones(2))
+    nn.Linear(2, 2).to(np)
+    assert installed == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", np])

@@ -508,7 +508,7 @@ def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
 
 def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
     """Return the array module of a device: ``"cpu"``, ``"gpu"``, or an array module,
-    which is returned as it is.
+    which is returned as it is. From now on kernels compute its arrays, if it has some.
 
     With ``"gpu"`` this thread uses GPU ``local_rank`` from now on; if there are more
     ranks than GPUs, ranks share them round-robin. PyTorch's names are also accepted:
@@ -519,14 +519,14 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
     LaunchError
         Code ``unavailable``; the message says what is missing.
     """
-    if isinstance(device, ModuleType):
-        return device
-    if isinstance(device, str) and device in ("cpu", "cpu:0"):
+    if device is np or (isinstance(device, str) and device in ("cpu", "cpu:0")):
         return np
     try:
         # on demand: most programs use none
         from minipipe.autograd.devices import gpu_module
     except ModuleNotFoundError:
+        if isinstance(device, ModuleType):
+            return device
         alone = "the core alone takes 'cpu' or an array module, such as cupy"
         raise LaunchError("unavailable", f"device is {device!r}; {alone}.") from None
     return gpu_module(device, local_rank)
