@@ -37,9 +37,8 @@ def with_biases(trace: Any, sections: dict[str, list[Line]]) -> dict[str, list[L
     if not any(hasattr(each, "with_bias") for each in trace.functions.values()):
         return sections
     every = [line for lines in sections.values() for line in lines]
-    fused: dict[str, list[Line]] = {}
+    fused = {section: list(lines) for section, lines in sections.items()}
     for section, lines in sections.items():
-        fused[section] = list(lines)
         for line in lines:
             if (added := _SUM.fullmatch(line.form.text)) is not None:
                 _fuse(trace, fused[section], every, line, *added.groups())
@@ -53,12 +52,11 @@ def _fuse(
     views.
     """
     root = trace.variables[total].root
-    users = [each for each in every if root in _roots(trace, each)]
-    later = users[users.index(line) + 1 :]
-    is_view = [
-        set(_roots(trace, each)) == {root} and not each.changes for each in later
+    later = every[every.index(line) + 1 :]
+    users = [(each, _roots(trace, each)) for each in later]
+    readers = [
+        x for x, roots in users if root in roots and (x.changes or roots != {root})
     ]
-    readers = [each for each, is_one in zip(later, is_view) if not is_one]
     returned = [name for names in trace.results.values() for name in names]
     is_result = root in _roots_of(trace, returned)
     if len(readers) != 1 or readers[0] not in lines or is_result:
@@ -76,14 +74,13 @@ def _fuse(
     lines.remove(line)
 
 
-def _roots(trace: Any, line: Line) -> list[str]:
-    names = dict.fromkeys((*line.makes, *line.reads, *line.changes))
-    return _roots_of(trace, names)
+def _roots(trace: Any, line: Line) -> set[str]:
+    return _roots_of(trace, (*line.makes, *line.reads, *line.changes))
 
 
-def _roots_of(trace: Any, names: Iterable[str]) -> list[str]:
+def _roots_of(trace: Any, names: Iterable[str]) -> set[str]:
     variables = trace.variables
-    return [variables[name].root for name in names if name in variables]
+    return {variables[name].root for name in names if name in variables}
 
 
 def _fits(trace: Any, read: str, total: str, bias: str) -> bool:
