@@ -18,7 +18,6 @@ several times as fast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -32,13 +31,8 @@ from minipipe.core.functional.operands import data_of, one_real
 from minipipe.core.specs import Spec
 from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError, shape_error
-from minipipe.functional.dropping import check_probability, dropped
+from minipipe.functional import dropping
 from minipipe.functional.precision import real_operands
-
-KERNELS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {}
-"""By array module, two functions with a kernel (``minipipe/gpu/entries.py``): from
-scores to weights, and from gradients of dropped-out weights to gradients of scores.
-"""
 
 _BASE = Spec(
     float, above=0, expected="a number above 0", error=TensorError, code="out-of-range"
@@ -282,20 +276,16 @@ def attention(
     return _attended("attention", query, key, value, options)
 
 
-def _kernels(array: Array) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
-    if isinstance(array, np.ndarray):
-        return None
-    return KERNELS.get(array_module(array).__name__)
-
-
 def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
-    scores = backend.matmul(value, _beside(g, value.shape).mT)
-    kernels = _kernels(scores)
-    if kernels is not None:
-        return kernels[1](scores, weights, dropped)
-    scores *= dropped
-    scores -= weights * backend.sum_over_rows(scores)
-    return scores
+    of_dropped = backend.matmul(value, _beside(g, value.shape).mT)
+    return through_softmax(of_dropped, weights, dropped)
+
+
+def through_softmax(g: Array, weights: Array, dropped: Array) -> Array:
+    """Return the gradient of scores in place, from the one of weights after dropout."""
+    g *= dropped
+    g -= weights * backend.sum_over_rows(g)
+    return g
 
 
 def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
@@ -471,23 +461,20 @@ def _attended(
     (factor,) = backend.scalars(query, 1 / math.sqrt(shape[-1]))
     queries = _beside(query * factor, key.shape)
     scores = backend.matmul(key, queries.mT)
-    weights = _weights(scores, shape[-2], is_causal, visible)
+    weights = softmax_of_scores(scores, shape[-2], is_causal, visible)
     used = weights
     if dropout:
-        check_probability(name, dropout)
-        used = dropped(weights, dropout, next_key(), part)[0]
+        dropping.check_probability(name, dropout)
+        used = dropping.dropped(weights, dropout, next_key(), part)[0]
     result = backend.matmul(used.mT, value)
     result = backend.reshape(result, (*shape[:-1], value.shape[-1]))
     return result, queries, weights, used
 
 
-def _weights(
+def softmax_of_scores(
     scores: Array, num_queries: int, is_causal: bool, visible: Array | None
 ) -> Array:
     """Return the softmax over keys of scores of shape (..., s, g * t), in place."""
-    kernels = _kernels(scores)
-    if kernels is not None:
-        return kernels[0](scores, num_queries, is_causal, visible)
     if is_causal or visible is not None:
         scores = _hidden(scores, num_queries, is_causal, visible)
     return _softmax_over_rows(scores, may_see_nothing=visible is not None)

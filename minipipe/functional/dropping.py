@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -22,9 +21,6 @@ from minipipe.core.specs import Spec
 from minipipe.core.tensor import Operand, Tensor, op
 from minipipe.errors import TensorError
 
-KERNELS: dict[str, Callable[..., Arrays]] = {}
-"""Functions that draw on a device what :func:`dropped` draws on the host, by the name
-of the array module."""
 _PROBABILITY = Spec(float, minimum=0, below=1, error=TensorError, code="out-of-range")
 
 
@@ -92,10 +88,6 @@ def dropped(
     With ``part`` (i, count) the array is part i of all heads, the last axis but two,
     for which the mask is drawn.
     """
-    if KERNELS:
-        kernel = KERNELS.get(array_module(array).__name__)
-        if kernel is not None:
-            return kernel(array, probability, key, part)
     keep = uniform(array, key, part) >= probability
     return _kept(array, keep, probability), keep
 

@@ -70,7 +70,7 @@ def embedding(weight: Array, ids: Array) -> Array:
 
 def _gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
     rows = backend.reshape(g, (-1, shape[1]))
-    return add_rows(shape, backend.reshape(ids, (-1,)), rows)
+    return add_rows(rows, backend.reshape(ids, (-1,)), shape)
 
 
 def _no_gradient(g: Array) -> Array:
@@ -83,7 +83,7 @@ embedding.gradients(weight=_gradient_of_weight, ids=_no_gradient)
 
 
 @backend.one_line
-def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
+def add_rows(values: Array, ids: Array, shape: tuple[int, int]) -> Array:
     """Return zeros of a shape with each row of values added to the row that its id
     names.
 
@@ -95,10 +95,10 @@ def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
     """
     xp = array_module(values)
     if backend.is_half(values.dtype):
-        total = add_rows(shape, ids, backend.as_array(values, xp.float32))
+        total = add_rows(backend.as_array(values, xp.float32), ids, shape)
         return backend.as_array(total, values.dtype)
     if not hasattr(values, "flags"):  # the array API standard writes to no list of rows
-        total = add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values))
+        total = add_rows(backend.to_numpy(values), backend.to_numpy(ids), shape)
         return xp.asarray(total)
     order = xp.argsort(ids, kind="stable")
     ids = ids[order]

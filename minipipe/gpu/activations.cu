@@ -20,28 +20,61 @@ __device__ inline void gelu_tanh_of(real x, real* value, real* slope) {
     *slope = probability * (1 + x * (scale + 3 * cubic * square) * (2 - twice));
 }
 
-KERNEL gelu_erf(const real* x, real* value, real* slope, long long size) {
+// x times its gate, 1 / (1 + e^-x), from e^-|x|, so that nothing overflows.
+__device__ inline void silu_of(real x, real* value, real* gate) {
+    real small = exp(x >= 0 ? -x : x);
+    *gate = (x >= 0 ? 1 : small) / (1 + small);
+    *value = x * *gate;
+}
+
+template <void (*OF)(real, real*, real*)>
+__device__ inline void each_element(
+    const real* x, real* value, real* other, long long size) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (i < size) gelu_erf_of(x[i], value + i, slope + i);
+    if (i < size) OF(x[i], value + i, other + i);
+}
+
+template <void (*OF)(real, real*, real*)>
+__device__ inline void each_sum(
+    const real* x, const real* bias, real* value, real* other, long long width) {
+    long long row = blockIdx.x * width;
+    for (long long i = threadIdx.x; i < width; i += blockDim.x)
+        OF(x[row + i] + bias[i], value + row + i, other + row + i);
+}
+
+KERNEL gelu_erf(const real* x, real* value, real* slope, long long size) {
+    each_element<gelu_erf_of>(x, value, slope, size);
 }
 
 KERNEL gelu_tanh(const real* x, real* value, real* slope, long long size) {
-    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (i < size) gelu_tanh_of(x[i], value + i, slope + i);
+    each_element<gelu_tanh_of>(x, value, slope, size);
+}
+
+KERNEL silu(const real* x, real* value, real* gate, long long size) {
+    each_element<silu_of>(x, value, gate, size);
 }
 
 KERNEL bias_gelu_erf(
     const real* x, const real* bias, real* value, real* slope, long long width) {
-    long long row = blockIdx.x * width;
-    for (long long i = threadIdx.x; i < width; i += blockDim.x)
-        gelu_erf_of(x[row + i] + bias[i], value + row + i, slope + row + i);
+    each_sum<gelu_erf_of>(x, bias, value, slope, width);
 }
 
 KERNEL bias_gelu_tanh(
     const real* x, const real* bias, real* value, real* slope, long long width) {
-    long long row = blockIdx.x * width;
-    for (long long i = threadIdx.x; i < width; i += blockDim.x)
-        gelu_tanh_of(x[row + i] + bias[i], value + row + i, slope + row + i);
+    each_sum<gelu_tanh_of>(x, bias, value, slope, width);
+}
+
+KERNEL bias_silu(
+    const real* x, const real* bias, real* value, real* gate, long long width) {
+    each_sum<silu_of>(x, bias, value, gate, width);
+}
+
+// The gradient of silu, from its result and the gate.
+KERNEL silu_gradient(
+    const real* g, const real* result, const real* gate, real* gradient,
+    long long size) {
+    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < size) gradient[i] = g[i] * (gate[i] + result[i] * (1 - gate[i]));
 }
 
 KERNEL relu(const real* x, real* result, long long size) {

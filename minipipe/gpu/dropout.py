@@ -10,9 +10,9 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, Arrays, array_module
 from minipipe.core.autograd.modes import Key
-from minipipe.gpu.kernels import over_elements
+from minipipe.gpu.kernels import computed, over_eights, over_elements
 
-_dropped = over_elements("dropout.dropped", num_outputs=2, per_thread=8)
+_dropped = over_eights("dropout.dropped", num_outputs=2)
 _kept = over_elements("dropout.kept", num_outputs=1)
 
 
@@ -42,6 +42,4 @@ def dropped(
 
 def kept(g: Array, keep: Array, probability: float) -> Array:
     """Return the gradient of dropout."""
-    result = array_module(g).empty(g.shape, dtype=g.dtype)
-    _kept(backend.contiguous(g), keep, float(probability), result)
-    return result
+    return computed(_kept, g, keep, float(probability))

@@ -1,11 +1,14 @@
-"""The gradient of an embedding by one kernel."""
+"""Rows with the same number, added up by one kernel: the gradients of an embedding and of
+an index.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.backend import Array, array_module
+from minipipe.core.autograd.backend import Array, Shape, array_module
 from minipipe.gpu.kernels import launch
 
 _THREADS = 128
@@ -16,29 +19,42 @@ _MOST_UNSORTED = 1 << 14
 
 
 @partial(backend.kernel, num_outputs=1)
-def add_rows(rows: Array, ids: Array, is_sorted: int, result: Array) -> None:
+def _add_rows(
+    rows: Array, ids: Array, is_sorted: int, in_pairs: int, result: Array
+) -> None:
     """Write the sum of the rows of each id into the row of the result that it names."""
     num_rows, width = rows.shape
     blocks = num_rows * -(-width // _COLUMNS)
-    numbers = num_rows, width, is_sorted
+    numbers = num_rows, width, is_sorted, in_pairs
     launch("embedding.add_rows", rows, blocks, _THREADS, ids, rows, *numbers, result)
 
 
-def gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
-    """Return zeros of a shape with each row of g added to the row that its id names.
-
-    It has the bits of ``functional.embedding.add_rows``.
+def add_rows(rows: Array, ids: Array, shape: Shape, in_pairs: bool = True) -> Array:
+    """Return what ``functional.embedding.add_rows`` returns, with the same bits; or add
+    one row after another.
     """
-    xp = array_module(g)
-    rows = backend.contiguous(backend.reshape(g, (-1, shape[1])))
-    if backend.is_half(g.dtype):
-        rows = backend.as_array(rows, xp.float32)
-    ids = backend.as_array(backend.reshape(ids, (-1,)), xp.int64)
+    xp = array_module(rows)
+    ids = backend.as_array(ids, xp.int64)
     is_sorted = rows.shape[0] > _MOST_UNSORTED
     if is_sorted:
         order = xp.argsort(ids, kind="stable")
         ids = xp.take(ids, order)
         rows = xp.take(rows, order, axis=0)
     result = xp.zeros(shape, dtype=rows.dtype)
-    add_rows(rows, backend.contiguous(ids), int(is_sorted), result)
-    return backend.as_array(result, g.dtype)
+    how = int(is_sorted), int(in_pairs)
+    _add_rows(backend.contiguous(rows), backend.contiguous(ids), *how, result)
+    return result
+
+
+def added(values: Array, index: Any, shape: Shape) -> Array:
+    """Return what ``functional.shape.added`` returns, with the same bits."""
+    # the axes of which an element has a number: the first, or all
+    is_rows = backend.is_array(index) and backend.is_integer(index.dtype)
+    axes = shape[: 1 if is_rows else len(shape)]
+    count = backend.prod(axes)
+    width = backend.prod(shape[len(axes) :])
+    numbers = backend.reshape(array_module(values).arange(count), axes)[index]
+    rows = backend.reshape(values, (backend.prod(numbers.shape), width))
+    numbers = backend.reshape(numbers, (-1,))
+    total = add_rows(rows, numbers, (count, width), in_pairs=False)
+    return backend.reshape(total, shape)

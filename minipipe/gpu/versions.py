@@ -1,47 +1,47 @@
-"""Other versions of an operation's functions, for the arrays of some modules.
+"""Other versions of a function of arrays, for the arrays of some modules.
 
-An operation that has none calls its own functions as they are: arrays of NumPy do not
-wait for a choice of another module, unless the process has chosen one.
+A function that has none is called as it is: arrays of NumPy do not wait for a choice of
+another module, unless the process has chosen one.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import wraps
 from typing import Any
 
 from minipipe.core.autograd.backend import Array, array_module
 from minipipe.core.autograd.operation import SHAPE, GradientRule
+from minipipe.gpu.kernels import real_of
 
 
-class ByModule:
-    """A function of arrays with other versions for arrays of some modules.
+def by_module(
+    plain: Callable[..., Any], module: str, version: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a function of arrays with another version for the arrays of a module.
 
-    Parameters
-    ----------
-    plain : function
-        Its first argument is an array, which decides.
-    versions : dict of str to function
-        By the name of the module.
+    The first argument decides. A version gets arrays of float32 or float64; all others
+    are left to the plain function, and those for which it returns ``NotImplemented``.
 
     Examples
     --------
     >>> import numpy as np
-    >>> size = ByModule(lambda x: x.size, {"numpy": lambda x: f"{x.size} in NumPy"})
-    >>> size(np.ones(3))
-    '3 in NumPy'
+    >>> size = by_module(lambda x: x.size, "numpy", lambda x: f"{x.size} in NumPy")
+    >>> size(np.ones(3)), size(np.ones(3, np.float16))
+    ('3 in NumPy', 3)
     """
 
-    def __init__(
-        self, plain: Callable[..., Any], versions: dict[str, Callable[..., Any]]
-    ) -> None:
-        update_wrapper(self, plain)  # the signature, for messages; and all attributes
-        self.plain = plain
-        self.versions = versions
+    @wraps(plain)  # with the signature, for messages
+    def call(array: Array, *others: Any, **attributes: Any) -> Any:
+        result = NotImplemented
+        if array_module(array).__name__ == module and real_of(array.dtype) is not None:
+            result = version(array, *others, **attributes)
+        if result is NotImplemented:
+            return plain(array, *others, **attributes)
+        return result
 
-    def __call__(self, array: Array, *others: Any, **attributes: Any) -> Any:
-        name = array_module(array).__name__
-        return self.versions.get(name, self.plain)(array, *others, **attributes)
+    return call
 
 
 def add_version(
@@ -50,33 +50,49 @@ def add_version(
     forward: Callable[..., Any] | None = None,
     **rules: Callable[..., Array],
 ) -> None:
-    """Let an operation compute with other functions for arrays of a module.
+    """Let a function compute in another way for arrays of a module.
 
     Parameters
     ----------
     function : function
-        The one that calls the operation with tensors: ``functional.gelu``.
+        One that calls an operation with tensors, such as ``functional.gelu``; or one of
+        arrays, which its module calls by its name.
     module : str
         The name of the array module.
     forward : function, optional
-        Takes and returns what the operation's own does.
+        Takes and returns the same as the function itself, or as the operation.
     **rules : function
-        By the name of an input or of a shared value, the rule for it, as for
-        ``gradients`` and ``shared`` of :func:`minipipe.op`.
+        By the name of an input or of a shared value of the operation, the rule for it,
+        as for ``gradients`` and ``shared`` of :func:`minipipe.op`.
     """
-    operation = function.operation
     for name, rule in rules.items():
+        operation = function.operation
         table = operation.steps if name in operation.steps else operation.shared
         table[name] = _with_version(table[name], module, rule)
-    operation.plans.clear()
+        operation.plans.clear()
     if forward is not None:
-        set_forward(function, ByModule(operation.forward, {module: forward}))
+        set_forward(function, by_module(forward_of(function), module, forward))
+
+
+def forward_of(function: Any) -> Callable[..., Any]:
+    """Return the function of arrays by which an operation computes; or the function
+    that has the name of another one now.
+    """
+    if hasattr(function, "operation"):
+        return function.operation.forward
+    return getattr(sys.modules[function.__module__], function.__name__)
 
 
 def set_forward(function: Any, forward: Callable[..., Any]) -> None:
-    """Let an operation compute with another function, which its printed call
-    (``core/autograd/calls.py``) refers to by a closure.
+    """Let an operation compute with another function, or give the name of a function in
+    its module to another one.
+
+    The printed call of an operation (``core/autograd/calls.py``) refers to its function
+    by a closure.
     """
+    if not hasattr(function, "operation"):
+        setattr(sys.modules[function.__module__], function.__name__, forward)
+        return
     number = function.__code__.co_freevars.index("forward")
     function.__closure__[number].cell_contents = forward
     function.operation.forward = forward
@@ -91,8 +107,8 @@ def _with_version(
     other = GradientRule.of(plain.name, function)
     needs = tuple(dict.fromkeys(plain.needs + other.needs))
     takes_shape = plain.takes_shape or other.takes_shape
-    by_module = ByModule(_from(plain, needs), {module: _from(other, needs)})
-    return GradientRule(plain.name, by_module, needs, takes_shape)
+    both = by_module(_from(plain, needs), module, _from(other, needs))
+    return GradientRule(plain.name, both, needs, takes_shape)
 
 
 def _from(rule: GradientRule, available: tuple[str, ...]) -> Callable[..., Array]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from minipipe.gpu import entries, kernels
-from minipipe.gpu.versions import set_forward
+from minipipe.gpu.versions import forward_of, set_forward
 from tests.compile import device
 
 NAME = device.__name__
@@ -26,6 +26,7 @@ _ERRORS = {
     2: "has a grid or a block that a GPU refuses",
     3: "waits for threads that will never arrive",
 }
+_KINDS = {"float32": "F", "float64": "D", "bool": "B", "int64": "L", "uint64": "L"}
 _KERNEL = re.compile(r'(?:KERNEL|extern "C" __global__ void)\s+(?!__)(\w+)\(')
 _WRAPPER = """
 extern "C" int launch_{name}(
@@ -87,7 +88,8 @@ def _argument(value):
     """Return the kind of an argument, and the value in memory."""
     if isinstance(value, device.Array):
         assert value.flags.c_contiguous
-        return "p", ctypes.c_void_p(value._data.ctypes.data)
+        address = ctypes.c_void_p(value._data.ctypes.data)
+        return _KINDS.get(value.dtype.name, "?"), address
     if type(value) is int:
         return "i", ctypes.c_longlong(value)
     assert type(value) is float, f"{value!r} is no argument of a kernel"
@@ -97,11 +99,9 @@ def _argument(value):
 @contextmanager
 def installed():
     """Let operations on arrays of the stand-in compute by kernels inside this block."""
-    before = []
-    for function in entries.ENTRIES:
-        operation = function.operation
-        tables = dict(operation.steps), dict(operation.shared)
-        before.append((function, operation.forward, *tables))
+    before = {function: forward_of(function) for function in entries.ENTRIES}
+    operations = [x.operation for x in before if hasattr(x, "operation")]
+    rules = [(dict(each.steps), dict(each.shared)) for each in operations]
     kernels.LOADERS[NAME] = load
     entries.install(device)
     try:
@@ -110,8 +110,9 @@ def installed():
         entries._installed.discard(NAME)
         for table, _ in entries.TABLES:
             del table[NAME]
-        for function, forward, steps, shared in before:
+        for function, forward in before.items():
             set_forward(function, forward)
-            function.operation.steps = steps
-            function.operation.shared = shared
-            function.operation.plans.clear()
+        for operation, (steps, shared) in zip(operations, rules, strict=True):
+            operation.steps = steps
+            operation.shared = shared
+            operation.plans.clear()

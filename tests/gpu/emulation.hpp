@@ -184,9 +184,14 @@ static bool run_block(unsigned num_threads, bool is_reversed) {
     }
 }
 
-// The kinds of arguments, as CuPy passes them.
+// The kinds of arguments, as CuPy passes them; of arrays, by their elements.
 template <class T> char kind() {
-    if (is_pointer<T>::value) return 'p';
+    typedef typename remove_cv<typename remove_pointer<T>::type>::type Element;
+    if (is_pointer<T>::value) {
+        if (is_same<Element, float>::value) return 'F';
+        if (is_same<Element, double>::value) return 'D';
+        return is_same<Element, bool>::value ? 'B' : 'L';
+    }
     if (is_same<T, long long>::value) return 'i';
     if (is_same<T, unsigned long long>::value) return 'i';
     if (is_same<T, double>::value) return 'd';

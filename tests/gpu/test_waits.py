@@ -123,9 +123,10 @@ def test_a_step_reads_as_often_whatever_the_number_of_microbatches(
 
 @needs_compiler
 @pytest.mark.parametrize("how", [False, True], ids=["eager", "compiled"])
-def test_kernels_wait_for_nothing_either(how):
+@pytest.mark.parametrize("model", [trained, padded])
+def test_kernels_wait_for_nothing_either(model, how):
     with installed():
-        found = [counts_of_steps(trained, "1f1b", n, how)[0][1] for n in (2, 4)]
+        found = [counts_of_steps(model, "1f1b", n, how)[0][1] for n in (2, 4)]
     for few, many in zip(*found, strict=True):
         assert few["read"] == many["read"] <= MOST
 

@@ -74,10 +74,9 @@ def test_rows_are_added_to_the_rows_that_their_ids_name(ids):
     )
     expected = np.zeros((5, 3))
     np.add.at(expected, ids, values)
-    np.testing.assert_array_equal(add_rows((5, 3), ids, values), expected)
-    strict = add_rows(
-        (5, 3), array_api_strict.asarray(ids), array_api_strict.asarray(values)
-    )
+    np.testing.assert_array_equal(add_rows(values, ids, (5, 3)), expected)
+    given = map(array_api_strict.asarray, (values, ids))
+    strict = add_rows(*given, (5, 3))
     np.testing.assert_array_equal(np.asarray(strict), expected)
 
 
@@ -85,7 +84,7 @@ def test_rows_of_one_id_are_added_in_pairs_so_that_many_small_ones_are_not_lost(
     # One after another, 2^24 + 1 + 1 + … stays at 2^24 in float32.
     values = np.ones((2**12, 1), np.float32)
     values[0] = 2.0**24
-    added = add_rows((2, 1), np.ones(2**12, np.int64), values)
+    added = add_rows(values, np.ones(2**12, np.int64), (2, 1))
     in_turn = np.zeros((2, 1), np.float32)
     np.add.at(in_turn, np.ones(2**12, np.int64), values)
     assert in_turn[1, 0] == 2.0**24
@@ -106,12 +105,12 @@ def test_rows_of_one_id_are_paired_in_the_order_in_which_they_come(count):
         generator.integers(0, 3, count),
         generator.standard_normal((count, 2)).astype(np.float32),
     )
-    added = add_rows((3, 2), ids, values)
+    added = add_rows(values, ids, (3, 2))
     for row in set(ids.tolist()):
         np.testing.assert_array_equal(added[row], in_pairs(list(values[ids == row])))
 
 
 def test_adding_rows_leaves_its_arguments_alone():
     ids, values = np.array([1, 1, 0]), np.arange(6.0).reshape(3, 2)
-    add_rows((2, 2), ids, values)
+    add_rows(values, ids, (2, 2))
     assert ids.tolist() == [1, 1, 0] and values.tolist() == [[0, 1], [2, 3], [4, 5]]

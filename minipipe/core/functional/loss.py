@@ -249,7 +249,7 @@ def cross_entropy(
     1.3863
     """
     check_labels(logits, labels, ignore_index)
-    _check_options(label_smoothing, class_weights, reduction, logits.shape[-1])
+    check_options(label_smoothing, class_weights, reduction, logits.shape[-1])
     columns = backend.reshape(labels, (-1,))
     counts_all = ignore_index is None and class_weights is None
     total: Any = 1.0
@@ -370,9 +370,10 @@ def _distribution(
     return weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
 
 
-def _check_options(
+def check_options(
     label_smoothing: float, class_weights: Any, reduction: str, k: int
 ) -> None:
+    """Refuse options of :func:`cross_entropy`, of k classes, that mean nothing."""
     check_reduction("cross_entropy", reduction)
     if label_smoothing != 0:
         _SMOOTHING.check("cross_entropy: label_smoothing", label_smoothing)
