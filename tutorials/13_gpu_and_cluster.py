@@ -290,7 +290,8 @@ assert two.makespan == 4 * 6 + 3 == 27
 # work. Two more differences protect bit-equality, and a third protects you:
 #
 # - If indices repeat, threads of a GPU add in an order that differs from run to run. So
-#   a kernel adds up the gradient of an embedding in a fixed order, the CPU's.
+#   a kernel adds up the gradient of an embedding, or of an index, in a fixed order, the
+#   CPU's.
 # - Dropout draws the CPU's random numbers: another kernel computes NumPy's Philox, in
 #   which each number follows from its place and a key.
 # - NumPy raises an error for an index out of range; CuPy silently takes another

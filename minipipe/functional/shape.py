@@ -145,37 +145,34 @@ def _plain(key: Any) -> Any:
 _NEVER_REPEAT = {int, slice, type(None), type(...)}
 
 
-def _index_add(target: Array, index: Any, values: Array) -> None:
-    """Add ``values`` to ``target[index]`` in place; if an index repeats, all its values
-    add, halves in float32.
-
-    The arrays of other modules than NumPy are added on the host, in NumPy's order: a
-    GPU adds in another order every time.
-    """
-    parts = index if isinstance(index, tuple) else (index,)
-    # others take np.add.at, which is slower
-    if _NEVER_REPEAT.issuperset(map(type, parts)):
-        target[index] += values
-    elif isinstance(target, np.ndarray):
-        total = target.astype(np.float32) if backend.is_half(target.dtype) else target
-        np.add.at(total, index, values)
-        if total is not target:
-            target[...] = total
-    else:
-        host = np.array(backend.to_numpy(target))
-        places = tuple(
-            backend.to_numpy(part) if backend.is_array(part) else part for part in parts
-        )
-        np.add.at(host, places, backend.to_numpy(values))
-        target[...] = array_module(target).asarray(host)
-
-
 @backend.one_line
 def _scattered(g: Array, plain: Any, shape: Shape) -> Array:
-    """Return zeros of a shape with a gradient added at an index."""
+    """Return zeros of a shape with a gradient added at an index; halves add up in
+    float32.
+    """
+    parts = plain if isinstance(plain, tuple) else (plain,)
+    if not _NEVER_REPEAT.issuperset(map(type, parts)):
+        if not backend.is_half(g.dtype):
+            return added(g, plain, shape)
+        wide = backend.as_array(g, array_module(g).float32)
+        return backend.as_array(added(wide, plain, shape), g.dtype)
     result = array_module(g).zeros(shape, dtype=g.dtype)
-    _index_add(result, plain, g)
+    result[plain] += g
     return result
+
+
+def added(values: Array, index: Any, shape: Shape) -> Array:
+    """Return zeros of a shape with values added at an index that may repeat.
+
+    The arrays of other modules than NumPy are added on the host, in NumPy's order,
+    unless there is a kernel: a GPU adds in another order every time.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    places = [backend.to_numpy(x) if backend.is_array(x) else x for x in parts]
+    host = backend.to_numpy(values)
+    result = np.zeros(shape, host.dtype)
+    np.add.at(result, tuple(places), host)
+    return backend.moved(result, array_module(values))
 
 
 index.gradients(a=_scattered)

@@ -16,8 +16,10 @@ from minipipe.core.functional.elementwise import relu
 from minipipe.functional import dropping
 from minipipe.functional.attention import softmax_of_scores, through_softmax
 from minipipe.functional.embedding import add_rows
-from minipipe.functional.gelu import gelu
+from minipipe.functional.exponentials import log_softmax, softmax
+from minipipe.functional.gelu import gelu, silu
 from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.functional.shape import added
 from minipipe.gpu import dropout, updates
 from minipipe.gpu import embedding as rows_by_number
 from minipipe.gpu.kernels import (
@@ -43,6 +45,8 @@ def _activation(name: str, num_outputs: int) -> Kernel:
 
 _gelu_erf = _activation("gelu_erf", num_outputs=2)
 _gelu_tanh = _activation("gelu_tanh", num_outputs=2)
+_silu = _activation("silu", num_outputs=2)
+_silu_gradient = over_elements("activations.silu_gradient", num_outputs=1)
 _relu = _activation("relu", num_outputs=1)
 _relu_gradient = over_elements("activations.relu_gradient", num_outputs=1)
 
@@ -86,6 +90,23 @@ def _of_bias(g: Array) -> Array:
 
 
 # -- softmax ---------------------------------------------------------------------------
+
+
+def _along_rows(name: str) -> dict[str, Callable[..., Any]]:
+    """Return the versions of an operation along an axis, if that is the last one."""
+    kernel = over_rows(f"softmax.{name}", num_outputs=1)
+    gradient = over_rows(f"softmax.{name}_gradient", num_outputs=1)
+
+    def over_last(function: Kernel, axis: int, x: Array, *others: Array) -> Array:
+        if x.ndim == 0 or axis not in (-1, x.ndim - 1):
+            return NotImplemented
+        return computed(function, x, *others)
+
+    return {
+        "forward": lambda x, axis: over_last(kernel, axis, x),
+        "a": lambda g, result, axis: over_last(gradient, axis, g, result),
+    }
+
 
 _softmax_over_keys = over_columns("attention.softmax_over_keys", num_outputs=1)
 _masked_over_keys = over_columns("attention.masked_softmax_over_keys", num_outputs=1)
@@ -155,16 +176,23 @@ def _of_logits(
 
 ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
     gelu: {"forward": _gelu},
+    silu: {
+        "forward": partial(computed, _silu),
+        "a": lambda g, result, gate: computed(_silu_gradient, g, result, gate),
+    },
     relu: {
         "forward": partial(computed, _relu),
         "a": lambda g, result: computed(_relu_gradient, g, result),
     },
     layer_norm: {**_norm("layer_norm"), "bias": _of_bias},
     rms_norm: _norm("rms_norm"),
+    softmax: _along_rows("softmax"),
+    log_softmax: _along_rows("log_softmax"),
     softmax_of_scores: {"forward": _softmax_of_scores},
     through_softmax: {"forward": partial(computed, _gradient_of_scores)},
     loss.cross_entropy: {"forward": _cross_entropy, "logits": _of_logits},
     add_rows: {"forward": rows_by_number.add_rows},
+    added: {"forward": rows_by_number.added},
     dropping.dropped: {"forward": dropout.dropped},
     dropping._dropout: {"a": dropout.kept},
 }

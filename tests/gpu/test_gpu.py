@@ -15,7 +15,7 @@ from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
 from minipipe.testing import check_same_as_one_process
 from tests.compile.test_other_modules import MODELS, both
-from tests.gpu import test_dropout_numbers, test_embedding_gradient
+from tests.gpu import test_dropout_numbers, test_embedding_gradient, test_entries
 from tests.gpu import test_updates_in_one_launch as updates
 from tests.gpu.test_products import LAYOUTS
 from tests.launch import mpirun, needs_mpi, run
@@ -154,6 +154,14 @@ def test_the_gradient_of_an_embedding_has_the_bits_of_the_cpu(count, num_rows, w
     on_gpu = test_embedding_gradient.gradient(cupy, ids, g, num_rows)
     on_cpu = test_embedding_gradient.gradient(np, ids, g, num_rows)
     assert on_gpu.tobytes() == on_cpu.tobytes()
+
+
+@pytest.mark.parametrize("case", test_entries.KEYS)
+def test_the_gradient_of_an_index_has_the_bits_of_the_cpu(case):
+    key, shape = test_entries.KEYS[case]
+    g = np.random.default_rng(0).normal(size=np.zeros(shape)[key].shape)
+    on_gpu = test_entries.gradient(cupy, key, g, shape)
+    assert on_gpu.tobytes() == test_entries.gradient(np, key, g, shape).tobytes()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -298,6 +298,9 @@ LAUNCHES = {
         (31, 8),
         (4, 1),
     ),
+    "softmax": (functional.softmax, [(4, 6)], (5, 4), (1, 1)),
+    "log_softmax": (functional.log_softmax, [(4, 6)], (6, 4), (1, 1)),
+    "silu": (functional.silu, [(4, 6)], (9, 4), (1, 1)),
     "attention": (
         partial(functional.attention, is_causal=True),
         [(2, 512, 4)] * 3,
