@@ -61,6 +61,8 @@ def test_cupy_has_what_carries_arrays_to_the_host():
         and cupy.cuda.Stream.synchronize
         and cupy.cuda.Device.use
     )
+    assert cupy.cuda.alloc_pinned_memory and cupy.ndarray.set
+    assert cupy.cuda.Event.synchronize
     assert cupy.cuda.get_current_stream and cupy.cuda.runtime.getDeviceCount
 
 
