@@ -15,7 +15,6 @@ Stricter than a GPU, so that a test fails where a GPU would only sometimes be wr
 import threading
 import weakref
 from collections import deque
-from collections.abc import Collection
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -187,8 +186,8 @@ def _share(target, memory):
     if isinstance(memory, np.ndarray):
         return np.may_share_memory(target, memory)
     if isinstance(memory, dict):
-        memory = memory.values()
-    return isinstance(memory, Collection) and any(_share(target, m) for m in memory)
+        memory = tuple(memory.values())
+    return type(memory) in (tuple, list) and any(_share(target, m) for m in memory)
 
 
 def _stack():
