@@ -110,8 +110,7 @@ class Copies:
             event.synchronize()
             if buffer.size >= num_bytes:
                 return buffer
-        memory = self._xp.cuda.alloc_pinned_memory(max(num_bytes, 1))
-        return np.frombuffer(memory, np.uint8)
+        return backend.empty_on_host(self._xp)((num_bytes,), np.uint8)
 
 
 class _Coming(Samples):
