@@ -62,7 +62,6 @@ ONLY_HERE = {
     "mpi4py": {"core.comm.mpi_process", "cli.info"},
     "threadpoolctl": {"core.comm.host", "cli.info"},
     "cupy": {"autograd.devices", "gpu.kernels"},
-    "cupyx": {"core.autograd.backend"},
     "ortools": {"search.exact"},
     "safetensors": {"pipeline.checkpoint.storage"},
     "cairosvg": {"render.files"},

@@ -56,11 +56,13 @@ class Arguments:
         # Gradients of the arrays for later slices.
         self._passed_gradients: dict[Place, list[str]] = {}
         self._batch: dict[tuple[str, int], list[str]] = {}
+        self._sources: dict[int, list[tuple[str, str]]] = {}  # by stage
         self.begun: set[int] = set()
 
-    def of_batch(self, letter: str, source: str, parts: Any) -> Iterator[str]:
+    def of_batch(
+        self, stage: int, letter: str, source: str, parts: Any
+    ) -> Iterator[str]:
         """Yield the lines that unpack a batch, and note the arguments of microbatches."""
-        # Each microbatch of a Cut notes its source on the host (core/autograd/host.py).
         if isinstance(parts, Cut) and self._is_in_numpy:
             names = [letter]
             if len(parts.whole.arrays) > 1:
@@ -74,10 +76,18 @@ class Arguments:
                     for i, name in enumerate(names)
                 ]
             return
-        yield f"    {letter} = [each.arrays for each in {source}]"
+        yield f"    {letter} = {{}}"
+        self._sources.setdefault(stage, []).append((letter, source))
         for k, part in enumerate(parts):
             count = len(part.arrays)
             self._batch[letter, k] = [f"{letter}[{k}][{i}]" for i in range(count)]
+
+    def read(self, stage: int, k: int) -> Iterator[str]:
+        """Yield the lines that read a microbatch when its forward begins: on its way to
+        a device it is copied then (``pipeline/copies.py``).
+        """
+        for letter, source in self._sources.get(stage, ()):
+            yield f"{letter}[{k}] = {source}[{k}].arrays"
 
     def call(
         self, program: StageProgram, section: str, k: int, out: Sequence[str]

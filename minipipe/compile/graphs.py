@@ -56,16 +56,13 @@ def as_graphs(sections: Sections, functions: Functions, reason: str = "") -> Fun
     reason : str
         Why they run without graphs; empty if they need not.
     """
-    if not can_capture(sections.dialect.xp):
+    xp = sections.dialect.xp
+    if not can_capture(xp):
         return functions
     graphs = dict(functions)
     for section, stashes in sections.stashes_of(functions).items():
-        made = SectionGraphs(
-            functions[section],
-            sections.parameters[section],
-            stashes,
-            sections.dialect.xp,
-        )
+        names = sections.parameters[section]
+        made = SectionGraphs(functions[section], names, stashes, xp)
         made.reason = reason
         if sections.has_leaves and section not in ("forward", "recompute"):
             made.reason = reason or "its gradients are new arrays in each step"
@@ -91,11 +88,12 @@ class Graph:
     Attributes
     ----------
     values : list of object
-        Its arguments that stay, and what it reads of earlier sections.
+        Its arguments, and what it reads of earlier sections. An array of its own stands
+        in for an argument that does not stay.
     pool : MemoryPool
         The memory of arrays that the section allocates: the graph writes into it.
-    own : dict of int to array
-        By position of an argument that does not stay, the array that stands in for it.
+    copied : list of int
+        The positions of arguments that do not stay.
     launch : function or None
     kept : list of object
         What it keeps for later sections.
@@ -107,7 +105,7 @@ class Graph:
 
     values: list[Any]
     pool: Any
-    own: dict[int, Array] = field(default_factory=dict)
+    copied: list[int] = field(default_factory=list)
     launch: Callable[[], None] | None = None
     kept: list[Any] = field(default_factory=list)
     result: Any = None
@@ -118,7 +116,7 @@ class Graph:
         return [
             i
             for i, (new, old) in enumerate(zip(values, self.values))
-            if new is not old and i not in self.own
+            if new is not old and i not in self.copied
             if type(new) is not int or new != old
         ]
 
@@ -190,8 +188,9 @@ class SectionGraphs:
         num_arguments = len(values) - len(self._reads)
         copied = [i for i in moved if i < num_arguments and is_array(values[i])]
         graph.num_changes += graph.launch is not None or len(copied) < len(moved)
-        graph.own |= {i: _copied(values[i]) for i in copied}
-        graph.values = values
+        for i in moved:
+            graph.values[i] = _copied(values[i]) if i in copied else values[i]
+        graph.copied += copied
         graph.launch = None
         if graph.num_changes > MOST_CHANGES:
             self._refuse("its arguments are others in each step")
@@ -235,7 +234,7 @@ class SectionGraphs:
 
     def _captured(self, graph: Graph, given: tuple[Any, ...]) -> bool:
         """Capture the section over arrays that stay; return whether it could be."""
-        staying = iter([graph.own.get(i, each) for i, each in enumerate(graph.values)])
+        staying = iter(graph.values)
         arguments = [
             tuple(islice(staying, len(each))) if type(each) is tuple else next(staying)
             for each in given[self._begin :]
@@ -255,20 +254,18 @@ class SectionGraphs:
                 with suppress(Exception):
                     stream.end_capture()
         graph.kept = [stash[given[i]] for stash, i in self._makes]
-        pairs = enumerate(graph.values)  # a graph keeps nothing of a microbatch
-        graph.values = [None if i in graph.own else each for i, each in pairs]
         return True
 
     def _launched(self, graph: Graph, values: list[Any], num_read: int) -> Any:
         """Launch a graph, with copies of arguments and results that do not stay."""
-        for i, own in graph.own.items():
+        for i in graph.copied:
             if i < num_read:
-                own[...] = values[i]
+                graph.values[i][...] = values[i]
         assert graph.launch is not None
         graph.launch()
-        for i, own in graph.own.items():
+        for i in graph.copied:
             if i >= num_read:
-                values[i][...] = own
+                values[i][...] = graph.values[i]
         result = graph.result
         if type(result) is tuple:
             return tuple(each.copy() for each in result)

@@ -138,13 +138,13 @@ class Row:
         stages = {stage for stage, _ in self._programs}
         batch = self._executor.batch
         if 0 in stages:
-            yield from self.arguments.of_batch("x", "batch.inputs", batch.inputs)
+            yield from self.arguments.of_batch(0, "x", "batch.inputs", batch.inputs)
         if self._last_stage in stages:
             yield "    objective = batch.objective"
         if self._last_stage in stages and batch.objective.has_loss:
             yield "    losses, seeds = objective.losses, seeds_of(objective)"
-            targets = batch.objective.targets
-            yield from self.arguments.of_batch("y", "objective.targets", targets)
+            given = "y", "objective.targets", batch.objective.targets
+            yield from self.arguments.of_batch(self._last_stage, *given)
         has_begun = False  # a gradient all-reduce, which advances between instructions
         first_reduction = next(
             (b for b in self._bindings if b.action.kind is REDUCE_GRAD), None
@@ -287,6 +287,8 @@ class Row:
     def _taken_arrays(self, binding: Binding, recorded: Recorded) -> Iterator[str]:
         """Yield the lines that name the arrays of the values that an action takes."""
         stage, kind, k = binding.action
+        if kind is F:
+            yield from self.arguments.read(stage, k)
         taken = {role_of(value): value for value in binding.takes}
         for role, form in (("x", recorded.received), ("g", recorded.output_gradient)):
             if role in taken:

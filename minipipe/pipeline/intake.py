@@ -145,6 +145,11 @@ class Intake:
         self.delivery = LossDelivery(group, self.last_rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
+        self._samples = samples
+        if hasattr(getattr(xp, "cuda", None), "alloc_pinned_memory"):
+            from minipipe.pipeline.copies import Copies
+
+            self._samples = Copies(xp).samples
 
     def batch(
         self,
@@ -314,7 +319,7 @@ class Intake:
         how = noun, self._plan.dtypes[kind], self._xp, requires_grad
         if isinstance(given, Share):
             return samples_of_share(given, *how)
-        own = samples(given, *how)
+        own = self._samples(given, *how)
         if num_slices == 1:
             return own
         num_sequences = self._plan.schedule.num_microbatches // num_slices

@@ -34,9 +34,9 @@ _OF_LIBRARIES = {"matmul", "dot", "tensordot", "vecdot", "inner", "vdot", "einsu
 random, linalg = Forbidding("random"), Forbidding("linalg")
 
 
-def _do(kernel):
+def _do(kernel, memory):
     """Run a kernel, or note it; it refers to memory, and not to an :class:`Array`."""
-    device_streams.current().do(kernel)
+    device_streams.current().do(kernel, memory)
 
 
 def _data(value):
@@ -72,7 +72,7 @@ def _launch(function, given, options=None, out=None):
     def kernel():
         target[...] = function(*given, **options)
 
-    _do(kernel)
+    _do(kernel, (given, options, target))
     return out
 
 
@@ -228,7 +228,13 @@ class Array:
         if isinstance(value, np.ndarray):
             raise TypeError("An array of NumPy's is assigned to one on the device")
         target, key, value = self._data, _data(key), _data(value)
-        _do(lambda: target.__setitem__(key, value))
+        _do(lambda: target.__setitem__(key, value), (target, key, value))
+
+    def set(self, value, stream=None):
+        """Copy from the host."""
+        assert (value.shape, value.dtype) == (self.shape, self.dtype)
+        assert self.flags.c_contiguous and value.flags.c_contiguous
+        (stream or device_streams.current()).copy(self._data, value)
 
     def astype(self, dtype, copy=True):
         return _launch(np.ndarray.astype, (self, dtype))

@@ -5,12 +5,16 @@ Stricter than a GPU, so that a test fails where a GPU would only sometimes be wr
 - a stream that captures must not block others, and must wait for all work of others;
 - a copy to or from the host, a wait for the device, and whatever an own library of the
   vendor's computes raise in a capture, which is invalid from then on;
-- memory of a pool is given out again as soon as its array is gone, also to arrays
-  outside of the pool if that is gone as well.
+- a copy from pinned memory takes place when somebody waits for it, with the bytes that
+  are there then; a kernel that uses its memory before raises, and so does a copy to
+  memory that a kernel may still use;
+- memory is given out again as soon as its array is gone; that of a pool to its arrays,
+  and to others when the pool is gone as well.
 """
 
 import threading
 import weakref
+from collections import deque
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -36,6 +40,13 @@ class Event:
 
     def __init__(self, stream):
         self.counts = {**stream._seen, stream: stream.count}
+        self.copies = {**stream._seen_copies, stream: stream.num_copies}
+
+    def synchronize(self):
+        """Let the host wait."""
+        forbid("The host waits for an event")
+        for stream, number in self.copies.items():
+            stream.finish(number)
 
 
 class Stream:
@@ -52,6 +63,10 @@ class Stream:
     def __init__(self, non_blocking=False):
         self._non_blocking, self.count = non_blocking, 0
         self._seen = {}  # by stream, the work for which this one has waited
+        self._seen_copies = {}
+        self.num_copies, self._coming = 0, deque()
+        self._copied = deque(maxlen=500)  # (number, memory) of copies
+        self._used = deque(maxlen=5000)  # (count, memory) of kernels
         self.kernels = None
         self._is_valid = True
         self.ptr = id(self)
@@ -71,6 +86,31 @@ class Stream:
             self.forbid("Work outside of the graph is awaited")
         for stream, count in event.counts.items():
             self._seen[stream] = max(count, self._seen.get(stream, 0))
+        for stream, number in event.copies.items():
+            stream.finish(number)
+            self._seen_copies[stream] = max(number, self._seen_copies.get(stream, 0))
+
+    def copy(self, target, source):
+        """Copy from memory of the host, if it is pinned when somebody waits."""
+        forbid("An array is copied from the host")
+        for other in _of_thread.streams:
+            seen = self._seen.get(other, 0)
+            used = (memory for count, memory in other._used if count > seen)
+            if other is not self and any(_share(target, each) for each in used):
+                raise Race("A copy does not wait for kernels that use its memory")
+        self.num_copies += 1
+        self._coming.append((self.num_copies, target, source))
+        self._copied.append((self.num_copies, target))
+        if self not in _of_thread.copying:
+            _of_thread.copying.append(self)
+        if not any(np.may_share_memory(source, each) for each in _pinned):
+            self.finish(self.num_copies)
+
+    def finish(self, number):
+        """Copy what is not copied yet, up to a number."""
+        while self._coming and self._coming[0][0] <= number:
+            _, target, source = self._coming.popleft()
+            target[...] = source
 
     def synchronize(self):
         self.forbid("The host waits for the device")
@@ -108,17 +148,24 @@ class Stream:
             raise CaptureError("The capture is invalid")
         return Graph(kernels, self.num_allocations)
 
-    def do(self, kernel):
-        """Run a kernel, or note it."""
+    def do(self, kernel, memory=()):
+        """Run a kernel that uses memory, or note it."""
         if self.kernels is not None:
-            self.kernels.append(kernel)
+            self.kernels.append((kernel, memory))
             return
+        for other in _of_thread.copying:
+            seen = self._seen_copies.get(other, 0)
+            coming = [target for number, target in other._copied if number > seen]
+            if other is not self and any(_share(each, memory) for each in coming):
+                raise Race("A kernel does not wait for a copy to memory that it uses")
         for other in _of_thread.streams:
             if other is not self and other.count > self._seen.get(other, 0):
                 raise Race("A kernel does not wait for those of another stream")
         self.count += 1
         if self not in _of_thread.streams:
             _of_thread.streams.append(self)
+            self._used.clear()  # by an earlier thread
+        self._used.append((self.count, memory))
         kernel()
 
 
@@ -134,13 +181,23 @@ class Graph:
 
     def launch(self, stream=None):
         self.num_launches += 1
-        for kernel in self._kernels:
-            (stream or current()).do(kernel)
+        for kernel, memory in self._kernels:
+            (stream or current()).do(kernel, memory)
+
+
+def _share(target, memory):
+    """Return whether a kernel uses memory: arrays, in any tuples, lists and dicts."""
+    if isinstance(memory, np.ndarray):
+        return np.may_share_memory(target, memory)
+    if isinstance(memory, dict):
+        memory = tuple(memory.values())
+    return type(memory) in (tuple, list) and any(_share(target, m) for m in memory)
 
 
 def _stack():
     if not hasattr(_of_thread, "stack"):
         _of_thread.stack, _of_thread.streams = [Stream()], []
+        _of_thread.copying = []
     return _of_thread.stack
 
 
@@ -184,7 +241,7 @@ class Memory:
         pool = None if self._free is None else self._free()
         if pool is not None:
             pool.free.setdefault(self.block.size, []).append(self.block)
-        elif self._free is not None and _released is not None:
+        elif _released is not None:
             _released.setdefault(self.block.size, []).append(self.block)
 
 
@@ -210,6 +267,16 @@ def _plain(num_bytes):
     return Memory(num_bytes, None, blocks.pop() if blocks else None)
 
 
+_pinned = []
+
+
+def alloc_pinned_memory(num_bytes):
+    """Return memory of the host from which a copy does not wait for the host."""
+    _pinned.append(np.zeros(num_bytes, np.uint8))
+    del _pinned[:-64]
+    return _pinned[-1]
+
+
 @contextmanager
 def using_allocator(allocator):
     before = getattr(_of_thread, "allocator", _plain)
@@ -233,6 +300,7 @@ cuda = SimpleNamespace(
     Stream=Stream,
     MemoryPool=MemoryPool,
     Memory=Memory,
+    alloc_pinned_memory=alloc_pinned_memory,
     get_current_stream=current,
     using_allocator=using_allocator,
     runtime=SimpleNamespace(getDevice=lambda: 0),

@@ -56,7 +56,7 @@ def test_a_section_runs_once_is_captured_once_and_then_launched():
         assert out.get().tolist() == [2 * i, 2 * i]
     assert len(calls) == 2
     (graph,) = run.graphs.values()
-    assert not graph.own  # all arrays stay where they are
+    assert not graph.copied  # all arrays stay where they are
 
 
 def test_arguments_that_move_are_copied_in_their_order():
@@ -70,7 +70,8 @@ def test_arguments_that_move_are_copied_in_their_order():
     assert all((out.get() == 2 * x.get()).all() for x, out in results)
     assert len(calls) == 2
     (graph,) = run.graphs.values()
-    assert {i: own.strides for i, own in graph.own.items()} == {0: (8, 24), 1: (16, 8)}
+    own = {i: graph.values[i].strides for i in graph.copied}
+    assert own == {0: (8, 24), 1: (16, 8)}
 
 
 def test_an_argument_that_moves_later_is_captured_again():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, checkpoint, nn, optim, spawn
-from minipipe.compile import program
+from minipipe.compile import graphs, program
 from minipipe.core.nn import parameter
 from minipipe.errors import CheckpointError, ParameterError
-from tests.compile import device, device_streams
+from tests.compile import device
 from tests.launch import covering
 
 WIDTH = 6
@@ -56,8 +56,7 @@ def put_checkpoint(group, pair, folder, kept):
 WAYS = {"state": (by_state, put_state), "checkpoint": (by_checkpoint, put_checkpoint)}
 
 
-@pytest.fixture
-def counted(monkeypatch):
+def count(monkeypatch):
     """Count the recorded steps, and the captures."""
     counts = {"recorded": 0, "captured": 0}
 
@@ -72,8 +71,13 @@ def counted(monkeypatch):
 
     counting(program.Compiler, "_record", "recorded")
     counting(program.CompiledRow, "bind", "recorded")
-    counting(device_streams.Stream, "begin_capture", "captured")
+    counting(graphs.SectionGraphs, "_captured", "captured")
     return counts
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    return count(monkeypatch)
 
 
 def restored(group, xp, way, folder, counts, how=True):

@@ -81,7 +81,7 @@ class Kernel:
             code = self._function(dims, pointers, "".join(kinds).encode())
             assert code == 0, f"{self._name} {_ERRORS[code]}"
 
-        device._do(run)
+        device._do(run, memory)
 
 
 def _argument(value):

@@ -15,7 +15,13 @@ from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
 from minipipe.testing import check_same_as_one_process
 from tests.compile.test_other_modules import MODELS, both
-from tests.gpu import test_dropout_numbers, test_embedding_gradient, test_entries
+from tests.compile.test_restored import WAYS, count, restored
+from tests.gpu import (
+    test_copies,
+    test_dropout_numbers,
+    test_embedding_gradient,
+    test_entries,
+)
 from tests.gpu import test_updates_in_one_launch as updates
 from tests.gpu.test_products import LAYOUTS
 from tests.launch import mpirun, needs_mpi, run
@@ -223,3 +229,26 @@ def test_the_language_model_has_one_loss_for_any_number_of_ranks_that_share_a_gp
         json.loads(one.out.splitlines()[-1])["loss"]
         == json.loads(many.out.splitlines()[-1])["loss"]
     )
+
+
+@pytest.mark.parametrize("how", [True, False])
+@pytest.mark.parametrize("case", test_copies.CASES.values(), ids=test_copies.CASES)
+def test_batches_that_are_copied_meanwhile_have_the_bits_of_whole_ones(
+    case, how, monkeypatch
+):
+    found = []
+    for least in (0, 10**9):
+        monkeypatch.setattr(test_copies.copies, "LEAST", least)
+        found.append(test_copies.run(case, "gpipe on one rank", how, cupy))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_after_a_restore_launches_the_graphs_of_before(
+    way, monkeypatch, tmp_path
+):
+    counts = count(monkeypatch)
+    ((_, is_same, report),) = spawn(
+        lambda group: restored(group, cupy, way, tmp_path, counts), 1
+    )
+    assert is_same and report.endswith("as graphs")
