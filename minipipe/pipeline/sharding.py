@@ -347,16 +347,14 @@ def _piece_of(parameter: Parameter, elements: slice, is_whole: bool) -> Paramete
     if not is_whole:
         return Parameter(own)
     if own.size == 0:
-        rows = backend.array_module(own).zeros(
-            (0, *parameter.shape[1:]), dtype=own.dtype
-        )
-        return Parameter(rows)
+        return Parameter(backend.reshape(own, (0, *parameter.shape[1:])))
+    own = backend.reshape(own, parameter.shape)
     if not parameter.is_divided:
-        return Parameter(backend.reshape(own, parameter.shape))
+        return Parameter(own)
     # the other parts of the matrix are of the same owner, among other replicas
     owner: Any = parameter.owner
     piece = ShardedParameter(owner.shard, None, parameter.dtype)
-    piece.data = backend.reshape(own, parameter.shape)
+    piece.data = own
     return piece
 
 
