@@ -109,7 +109,7 @@ class Dialect:
             name = backend.numpy_dtype(value).name
         except TypeError:
             return None
-        if getattr(self.xp, name, None) == value:
+        if getattr(self.xp, name, value) == value:
             return name
         return None
 
@@ -117,7 +117,7 @@ class Dialect:
         """Return the dtype of this module that has the name of one of NumPy's."""
         if self.is_numpy:
             return dtype.type
-        return getattr(self.xp, dtype.name)
+        return getattr(self.xp, dtype.name, dtype)  # bfloat16 of ml_dtypes
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         """Return a new array of one of NumPy's dtypes or of this module's."""

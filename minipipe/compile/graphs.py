@@ -26,6 +26,7 @@ from functools import lru_cache
 from itertools import islice
 from types import ModuleType
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -157,7 +158,7 @@ class SectionGraphs:
         self._makes, self._reads = stashes
         self._xp, self._cuda = xp, xp.cuda
         # Other graphs run while later sections still need such values.
-        self._pool = None if self._makes else xp.cuda.MemoryPool()
+        self._pool = None if self._makes else self._new_pool()
         self._begin = sum(name == "first" or name[:4] == "slot" for name in names)
         self._num_results = sum(name[:3] == "out" for name in names)
 
@@ -171,7 +172,7 @@ class SectionGraphs:
         values += [stash[given[i]] for stash, i in self._reads]
         graph = self.graphs.get(given[:begin])
         if graph is None:
-            graph = Graph(values, self._pool or self._cuda.MemoryPool())
+            graph = Graph(values, self._pool or self._new_pool())
             self.graphs[given[:begin]] = graph
             return self._run_first(graph, given)
         moved = graph.moved(values)
@@ -204,6 +205,18 @@ class SectionGraphs:
     def _refuse(self, reason: str) -> None:
         self.reason = reason
         self.graphs.clear()
+
+    def _new_pool(self) -> Any:
+        """Return memory that other graphs use again when this object is gone: CuPy
+        never frees the blocks of a pool that is.
+        """
+        spare = _spare_pools(self._xp)
+        try:
+            pool = spare.pop()
+        except IndexError:
+            pool = self._cuda.MemoryPool()
+        finalize(self, spare.append, pool)
+        return pool
 
     def _stream(self) -> Any:
         device = self._cuda.runtime.getDevice()
@@ -238,8 +251,8 @@ class SectionGraphs:
             self._refuse(f"a capture refuses it: {error}")
             return False
         finally:
-            with suppress(Exception):
-                if stream.is_capturing():  # after an error
+            if graph.launch is None:  # after an error, which may have ended it
+                with suppress(Exception):
                     stream.end_capture()
         graph.kept = [stash[given[i]] for stash, i in self._makes]
         pairs = enumerate(graph.values)  # a graph keeps nothing of a microbatch
@@ -286,6 +299,12 @@ def _copied(array: Array) -> Array:
     made = made.transpose(tuple(np.argsort(order).tolist()))
     made[...] = array
     return made
+
+
+@lru_cache(maxsize=8)
+def _spare_pools(xp: Any) -> list[Any]:
+    """Return the pools of a module whose graphs are gone."""
+    return []
 
 
 @lru_cache(maxsize=64)

@@ -354,7 +354,7 @@ class Trace:
         if isinstance(value, Namespace) or value is self.dialect.xp:
             return self.callable(self.dialect.xp)
         if (name := self.dialect.dtype_name(value)) is not None:
-            self.functions[name] = getattr(self.dialect.xp, name)
+            self.functions[name] = getattr(self.dialect.xp, name, value)
             return name
         if isinstance(value, type) and (
             issubclass(value, np.generic) or value in (bool, int, float)

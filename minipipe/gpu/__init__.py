@@ -2,6 +2,7 @@
 README.md.
 """
 
+from threading import Lock
 from types import ModuleType
 
 from minipipe.gpu import entries, products
@@ -11,8 +12,11 @@ from minipipe.hints import names_of
 __all__ = ["allow_tf32", "allows_tf32"]
 __getattr__ = names_of(__name__, __all__)
 
+_lock = Lock()  # thread ranks choose their GPUs at the same time
+
 
 def install(xp: ModuleType) -> None:
     """Let kernels and cuBLAS compute arrays of CuPy from now on."""
-    entries.install(xp)
-    products.install(xp)
+    with _lock:
+        entries.install(xp)
+        products.install(xp)

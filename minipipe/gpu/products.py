@@ -49,6 +49,8 @@ _LARGEST = 2**31 - 1  # of a length
 
 def install(xp: ModuleType) -> None:
     """Let products of CuPy's arrays be computed here, if its cuBLAS can be found."""
+    if xp.__name__ in backend.PRODUCTS:
+        return  # its handles stay
     try:
         # A library answers for those that it was linked to: this is CuPy's own cuBLAS,
         # of CUDA 12 or 13.
@@ -140,18 +142,18 @@ class Products:
     def _handle(self) -> Any:
         """Return the handle of the current stream of this thread."""
         cuda = self._xp.cuda
-        stream = cuda.get_current_stream().ptr
-        key = cuda.runtime.getDevice(), stream
+        stream = cuda.get_current_stream()
+        key = cuda.runtime.getDevice(), stream.ptr
         handles = self._of_thread.__dict__.setdefault("handles", {})
         if key not in handles:
             handle, memory = c_void_p(), cuda.Memory(WORKSPACE)
             workspace = c_void_p(memory.ptr), c_size_t(WORKSPACE)
             self._call("cublasCreate_v2", byref(handle))
             # This takes an earlier workspace away.
-            self._call("cublasSetStream_v2", handle, c_void_p(stream))
+            self._call("cublasSetStream_v2", handle, c_void_p(stream.ptr))
             self._call("cublasSetWorkspace_v2", handle, *workspace)
             self._call("cublasSetMathMode", handle, _FULL_SUMS)
-            handles[key] = handle, memory
+            handles[key] = handle, memory, stream  # or another gets its address
         return handles[key][0]
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -24,17 +24,21 @@ Then ranks share the GPU, with messages through pinned memory: the same losses, 
 time of one rank and of four (with mpirun); and the rates of copies between the host and
 the GPU.
 
-All of it takes about six minutes. A case that would begin after ``--seconds`` is left
-out, and is named.
+All of it takes about six minutes. Nothing runs for longer than ``--seconds``: each part
+gets what is left of them, and at most two minutes. A part that fails, or is left out, is
+a row that says why. A part's row is printed at once; with ``--json`` it is a line. Without
+PyTorch minipipe alone is timed.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from statistics import median
 from time import perf_counter
 
@@ -56,7 +60,7 @@ CONTENDERS = {
     "minipipe, compiled, tf32": "torch, graph, tf32",
 }
 """The contenders, each with the one that it is compared with."""
-STARTING, ANSWERING = 180, 120  # seconds
+LONGEST = 120  # seconds, of a part
 ROUND = 0.12  # seconds, at least a step
 
 
@@ -100,7 +104,8 @@ class Contender:
 
     def begin(self, case):
         """Prepare a case; return its first losses, and a note."""
-        self.step = None  # which frees the memory of the case before
+        self.step = None
+        gc.collect()  # which frees the memory of the case before
         note = ""
         if self.is_ours:
             self.step, pipeline = step_of(
@@ -149,47 +154,58 @@ class Process:
         self._process.start()
 
     def ask(self, method, given):
-        self._own.send((method, given))
+        with suppress(OSError):  # it has ended, as its answer will say
+            self._own.send((method, given))
 
     def answer(self, seconds):
         """Return whether it went well, and the result or a message."""
         if not self._own.poll(seconds):
-            self._process.kill()
-            return False, f"no answer within {seconds} s"
+            return False, f"no answer within {seconds:.0f} s"
         try:
             return self._own.recv()
-        except EOFError:
+        except (EOFError, OSError):
+            self._process.join(1)
             return False, f"its process ended, with {self._process.exitcode}"
 
-    @property
-    def is_alive(self):
-        return self._process.is_alive()
-
     def end(self):
-        if self.is_alive:
-            self._own.send(None)
+        self._process.kill()
         self._process.join(10)
 
 
 # -- cases -----------------------------------------------------------------------------
 
 
-def compared(case, processes, rounds):
+class Limit:
+    """The time that is left."""
+
+    def __init__(self, seconds):
+        self._end = perf_counter() + seconds
+
+    def left(self):
+        """Return seconds, 0 if the end has come."""
+        return max(0.0, self._end - perf_counter())
+
+    def of_part(self):
+        """Return the limit of a part that begins now."""
+        return Limit(min(LONGEST, self.left()))
+
+
+def compared(case, processes, rounds, limit):
     """Return {name: figures or a message} of a case."""
-    alive = {name: each for name, each in processes.items() if each.is_alive}
-    rows = dict.fromkeys(processes.keys() - alive.keys(), "its process has ended")
-    for process in alive.values():  # together, since this takes the longest
+    rows = {}
+    limit = limit.of_part()
+    for process in processes.values():  # together, since this takes the longest
         process.ask("begin", case)
-    found = {name: process.answer(STARTING) for name, process in alive.items()}
+    found = {name: each.answer(limit.left()) for name, each in processes.items()}
     begun = {name: answer for name, (is_well, answer) in found.items() if is_well}
     rows |= {name: answer for name, (is_well, answer) in found.items() if not is_well}
-    check_alike(case, {name: losses for name, (losses, _) in begun.items()})
+    rows |= others_than_the_first({name: losses for name, (losses, _) in begun.items()})
     times = {name: [] for name in begun}
     for i in range(rounds + 1):
         for name in sorted(begun.keys() - rows.keys(), reverse=i % 2):
             count = max(1, round(ROUND / times[name][0])) if i else 1
             processes[name].ask("round", count)
-            is_well, answer = processes[name].answer(ANSWERING)
+            is_well, answer = processes[name].answer(limit.left())
             if is_well:
                 times[name].append(answer / count)
             else:
@@ -210,13 +226,15 @@ def figures_of(case, name, times):
     return row
 
 
-def check_alike(case, losses):
-    """Stop unless all contenders have nearly the same losses."""
+def others_than_the_first(losses):
+    """Return messages for contenders whose losses are not nearly those of the first."""
+    rows = {}
+    first = next(iter(losses.values()), None)
     for name, found in losses.items():
         limit = 2e-2 if "tf32" in name else 1e-3
-        first = next(iter(losses.values()))
         if not np.allclose(found, first, rtol=limit):
-            sys.exit(f"{case}: {name} has the losses {found}, and others have {first}")
+            rows[name] = f"has the losses {found}, and others have {first}"
+    return rows
 
 
 def show(case, rows):
@@ -256,8 +274,9 @@ def as_rank(case, device, rounds):
             print(json.dumps({"losses": losses, "ms": 1e3 * median(times)}))
 
 
-def shared(case, device, rounds):
+def shared(case, device, rounds, limit):
     """Return the figures of one rank and of four on the same GPU, or a message."""
+    limit = limit.of_part()
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         return "there is no mpirun: pip install -e '.[mpi]'"
@@ -271,11 +290,11 @@ def shared(case, device, rounds):
                 [*command, "--as-rank"],
                 capture_output=True,
                 text=True,
-                timeout=ANSWERING,
+                timeout=limit.left(),
                 env=environment,
             )
         except subprocess.TimeoutExpired:
-            return f"{count} ranks: no answer within {ANSWERING} s"
+            return f"{count} ranks: no answer in time"
         if done.returncode:
             return f"{count} ranks: {done.stderr.strip()[-300:]}"
         found[count] = json.loads(done.stdout.splitlines()[-1])
@@ -285,11 +304,14 @@ def shared(case, device, rounds):
     return {"1": alone["ms"], "4": four["ms"], "ratio": ratio, "same losses": is_same}
 
 
-def show_shared(case, row):
-    if isinstance(row, dict):
-        same = "the same losses" if row["same losses"] else "OTHER losses"
-        row = f"{row['1']:.3f} ms on one rank, {row['4']:.3f} on four; {same}"
-    print(f"{case.name:26} {row}")
+def show_shared(title, row):
+    same = "the same losses" if row["same losses"] else "OTHER losses"
+    print(f"{title}: {row['1']:.3f} ms on one rank, {row['4']:.3f} on four; {same}")
+
+
+def show_rates(title, row):
+    print(f"\n{title}")
+    print("\n".join(f"{name:32}{rate:7.1f} GB/s" for name, rate in row.items()))
 
 
 def rates(device, size=64 << 20):
@@ -323,7 +345,7 @@ def parsed(arguments=None):
     add("--case", action="append", help="only cases with this in their name")
     add("--rounds", type=int, help="by default 11; with --quick 3")
     add("--quick", action="store_true", help="the smallest GPT and MLP, few rounds")
-    add("--seconds", type=float, default=420, help="no case begins later than this")
+    add("--seconds", type=float, default=540, help="of all parts together")
     add("--json", action="store_true")
     add("--device", default="gpu", help="cpu is for a test of this program")
     add("--as-rank", action="store_true", help=argparse.SUPPRESS)
@@ -348,17 +370,17 @@ def parsed(arguments=None):
 
 def names_of(device):
     """Return the contenders: a CPU has neither CUDA graphs nor TF32."""
-    if device != "cpu":
-        return list(CONTENDERS)
-    return [n for n in CONTENDERS if "tf32" not in n and n != "torch, graph"]
+    names = list(CONTENDERS)
+    if device == "cpu":
+        names = [n for n in names if "tf32" not in n and n != "torch, graph"]
+    if missing := what_is_missing_of_torch(device):
+        print(missing, file=sys.stderr)
+        names = [n for n in names if n.startswith("minipipe")]
+    return names
 
 
-def what_is_missing(device):
-    """Return why nothing can be compared here, or an empty text."""
-    try:
-        backend.module_for(device)
-    except LaunchError as error:
-        return str(error)
+def what_is_missing_of_torch(device):
+    """Return why PyTorch cannot be compared here, or an empty text."""
     try:
         import torch
     except ImportError:
@@ -368,50 +390,70 @@ def what_is_missing(device):
     return ""
 
 
+class Report:
+    """Prints the row of each part as soon as it is there."""
+
+    def __init__(self, options):
+        self._is_json = options.json
+        self._limit = Limit(options.seconds)
+
+    def part(self, title, run, show):
+        """Run a part if time is left, and print its row; an error is a row as well."""
+        row = "left out: no time is left"
+        if self._limit.left():
+            try:
+                row = run(self._limit)
+            except Exception as error:
+                row = f"{type(error).__name__}: {error}"[:300]
+        if self._is_json:
+            print(json.dumps({"part": title, "row": row}), flush=True)
+        elif isinstance(row, str):
+            print(f"{title}: {row}", flush=True)
+        else:
+            show(title, row)
+        return row
+
+
+def compare_all(options, report):
+    """Run all cases; a contender that fails begins the next case in a new process."""
+    names = names_of(options.device)
+    processes = {name: Process(name, options.device) for name in names}
+    try:
+        for case in options.cases:
+            rows = report.part(
+                str(case),
+                lambda limit, c=case: compared(c, processes, options.rounds, limit),
+                show,
+            )
+            for name in names:
+                if isinstance(rows, str) or isinstance(rows[name], str):
+                    processes[name].end()
+                    processes[name] = Process(name, options.device)
+    finally:
+        for process in processes.values():
+            process.end()
+
+
 def main():
     options = parsed()
     if options.as_rank:
         as_rank(options.cases[0], options.device, options.rounds)
         return
-    if missing := what_is_missing(options.device):
-        print(missing)
+    try:
+        backend.module_for(options.device)
+    except LaunchError as error:
+        print(error)
         return
-    begun = perf_counter()
-    report, left_out = [], []
-    processes = {
-        name: Process(name, options.device) for name in names_of(options.device)
-    }
-    for case in options.cases:
-        if perf_counter() - begun > options.seconds:
-            left_out.append(case.name)
-            continue
-        rows = compared(case, processes, options.rounds)
-        report.append({"case": str(case), "rows": rows})
-        if not options.json:
-            show(case, rows)
-    for process in processes.values():
-        process.end()
-    if not options.json:
-        print("\nranks that share the device, compiled")
+    report = Report(options)
+    compare_all(options, report)
     for case in options.cases[:2]:
-        if perf_counter() - begun > options.seconds:
-            left_out.append(f"{case.name}, shared")
-            continue
-        row = shared(case, options.device, options.rounds)
-        report.append({"case": f"{case}, shared", "ranks": row})
-        if not options.json:
-            show_shared(case, row)
+        report.part(
+            f"{case.name}, compiled, on ranks that share the device",
+            lambda limit, c=case: shared(c, options.device, options.rounds, limit),
+            show_shared,
+        )
     if options.device != "cpu":
-        copies = rates(options.device)
-        report.append({"copies in GB/s": copies})
-        if not options.json:
-            print(
-                "\n".join(f"{name:32}{rate:7.1f} GB/s" for name, rate in copies.items())
-            )
-    if options.json:
-        print(json.dumps({"report": report, "left out": left_out}, indent=1))
-    elif left_out:
-        print(f"left out, after {options.seconds:g} s: {', '.join(left_out)}")
+        report.part("copies", lambda limit: rates(options.device), show_rates)
 
 
 if __name__ == "__main__":

@@ -54,13 +54,15 @@ def _new(made):
     memory, data = device_streams.allocate([made.shape[i] for i in order], made.dtype)
     data = data.transpose(np.argsort(order))
     data[...] = made
-    if device_streams.current().is_capturing() and made.dtype.kind == "f":
+    if device_streams.current().kernels is not None and made.dtype.kind == "f":
         data.fill(np.nan)
     return Array(data, memory=memory)
 
 
 def _launch(function, given, options=None, out=None):
     """Run a kernel, or note it; return its result."""
+    if any(isinstance(each, np.ndarray) for each in given):
+        raise TypeError("An array on the device meets one of NumPy's")
     given, options = _data(tuple(given)), options or {}
     options = {name: _data(value) for name, value in options.items()}
     if out is None:
@@ -99,6 +101,8 @@ def _kernel(name, function):
     def call(*given, out=None, **options):
         if name in _OF_LIBRARIES:
             forbid(f"{name} is called")
+        if name in ("concat", "stack") and len(given[0]) > 8:
+            forbid("An array of addresses is copied from the host")
         if name == "copyto":
             target, value = given
             mask = options.get("where", True)
@@ -120,9 +124,13 @@ def _view(name, function):
     return call
 
 
+def _matmul(a, b):
+    return np.matmul(a, b).astype(a.dtype, copy=False)  # NumPy's of bfloat16 is float32
+
+
 def product(a, b, out=None):
     """Return the product over the last two axes, also in a capture."""
-    return _launch(np.matmul, (a, b), out=out)
+    return _launch(_matmul, (a, b), out=out)
 
 
 backend.PRODUCTS[__name__] = backend.one_line(product, has_out=True)
@@ -218,7 +226,7 @@ class Array:
 
     def __setitem__(self, key, value):
         if isinstance(value, np.ndarray):
-            forbid("An array is copied from the host")
+            raise TypeError("An array of NumPy's is assigned to one on the device")
         target, key, value = self._data, _data(key), _data(value)
         _do(lambda: target.__setitem__(key, value))
 
@@ -285,8 +293,6 @@ def _operator(function, is_reflected=False):
     def call(self, other):
         if not isinstance(other, Array | int | float | np.generic | np.ndarray):
             return NotImplemented
-        if isinstance(other, np.ndarray) and other.ndim:
-            raise TypeError("An array on the device meets one of NumPy's")
         pair = (other, self) if is_reflected else (self, other)
         if function is np.matmul:
             forbid("matmul is called")

@@ -94,9 +94,13 @@ class Stream:
         self._old_settings = np.seterr(all="ignore")  # shapes are found by computing
 
     def is_capturing(self):
+        if not self._is_valid:  # as in CuPy, also before the capture has ended
+            raise RuntimeError("An error has invalidated the capture")
         return self.kernels is not None
 
     def end_capture(self):
+        if self.kernels is None:
+            raise CaptureError("The stream does not capture")
         kernels, is_valid = self.kernels, self._is_valid
         self.kernels, self._is_valid = None, True
         np.seterr(**self._old_settings)
@@ -218,7 +222,7 @@ def using_allocator(allocator):
 
 def allocate(shape, dtype):
     """Return memory of the device, and an array in it."""
-    if current().is_capturing():
+    if current().kernels is not None:
         current().num_allocations += 1
     size = int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
     memory = getattr(_of_thread, "allocator", _plain)(size)

@@ -4,6 +4,7 @@ The stand-in for a device shows what a GPU does with a graph that is wrong: it w
 the old addresses, with the old numbers.
 """
 
+import gc
 from functools import partial
 
 import numpy as np
@@ -226,11 +227,15 @@ def test_a_backward_reads_what_the_forward_before_it_has_kept():
 
 def test_graphs_that_share_a_pool_are_wrong(monkeypatch):
     shared = device.cuda.MemoryPool()
+    graphs._spare_pools.cache_clear()
     monkeypatch.setattr(device.cuda, "MemoryPool", lambda: shared)
     assert not in_flight(Pair())
 
 
-def test_a_graph_whose_pool_is_gone_overwrites_other_arrays():
+def test_a_graph_whose_pool_is_gone_overwrites_other_arrays(monkeypatch):
+    monkeypatch.setattr(graphs, "finalize", lambda *given: None)
+    graphs._spare_pools.cache_clear()
+
     def final_value(has_pool):
         run, _ = section(add_ones, "x0", "out0")
         x, out = array(1, 2, 3), array(0, 0, 0)
@@ -247,6 +252,19 @@ def test_a_graph_whose_pool_is_gone_overwrites_other_arrays():
     assert final_value(has_pool=True) == {7}
     assert final_value(has_pool=False) != {7}
     device_streams._released.clear()
+
+
+def test_pools_of_graphs_that_are_gone_are_used_again(monkeypatch):
+    """CuPy never frees their blocks."""
+    made, make = [], device.cuda.MemoryPool
+    monkeypatch.setattr(
+        device.cuda, "MemoryPool", lambda: made.append(make()) or made[-1]
+    )
+    graphs._spare_pools.cache_clear()
+    for _ in range(4):
+        assert in_flight(Pair())
+        assert len(made) == 3  # two slots of the forward, and the backward
+        gc.collect()
 
 
 REFUSED = {

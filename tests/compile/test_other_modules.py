@@ -340,3 +340,25 @@ def test_what_reads_computed_values_is_refused_or_runs_eagerly(module):
             embedded(group, xp, True)
 
     spawn(run, num_ranks=1)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_halves_are_compiled_although_the_module_has_no_name_for_one(name):
+    dtype = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name, name))
+
+    def run(group, how):
+        linear = partial(nn.Linear, WIDTH, dtype=dtype)
+        layers = linear(WIDTH), nn.LayerNorm(WIDTH, dtype=dtype), linear(CLASSES)
+        options = {"num_microbatches": 2, "device": device, "compile": how}
+        loss = nn.CrossEntropyLoss()
+        pipeline = Pipeline(nn.Sequential(*layers), group, loss=loss, **options)
+        optimiser = optim.SGD(pipeline.parameters(), 0.1)
+        losses = []
+        for own, (x, _) in zip(LABELS, batches((6, WIDTH))):
+            losses.append(float(pipeline.step(x.astype(dtype), np.array(own))))
+            optimiser.step()
+        return losses, pipeline.compile_report()
+
+    ((eager, _),) = spawn(partial(run, how=False), 1)
+    ((compiled, report),) = spawn(partial(run, how=True), 1)
+    assert compiled == eager and report.endswith("as graphs")

@@ -44,6 +44,7 @@ def load(source):
         file, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
         file.write_text(header + source + "".join(wrappers))
         options = [
+            f"-DIS_SINGLE={int('typedef float real;' in source)}",
             "-std=c++17",
             "-O1",
             "-ffp-contract=off",

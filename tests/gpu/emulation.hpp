@@ -15,6 +15,9 @@
 #include <ucontext.h>
 #include <utility>
 #include <vector>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 using namespace std;
 
@@ -217,8 +220,17 @@ int launch_with(void (*kernel)(A...), const unsigned* dims, void** arguments,
     return 0;
 }
 
+// CuPy compiles with -ftz=true, so denormal numbers are 0, but not those of double.
 template <class... A>
 int launch(void (*kernel)(A...), const unsigned* dims, void** arguments,
            const char* kinds) {
-    return launch_with(kernel, dims, arguments, kinds, index_sequence_for<A...>());
+#ifdef __SSE__
+    unsigned before = _mm_getcsr();
+    if (IS_SINGLE) _mm_setcsr(before | 0x8040);  // results, and operands
+#endif
+    int code = launch_with(kernel, dims, arguments, kinds, index_sequence_for<A...>());
+#ifdef __SSE__
+    _mm_setcsr(before);
+#endif
+    return code;
 }

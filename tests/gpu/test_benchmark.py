@@ -1,5 +1,6 @@
 """The options and the tables of tests/benchmarks/gpu.py, which needs no GPU for these."""
 
+import json
 import os
 import subprocess
 import sys
@@ -82,19 +83,38 @@ def test_ratios_are_medians_round_by_round(benchmark, capsys):
     assert "stage 0 runs eagerly" in out
 
 
-def test_contenders_with_other_losses_stop_the_program(benchmark):
-    case = benchmark.CASES[0]
+def test_contenders_with_other_losses_have_no_times(benchmark):
     losses = {"torch, eager": [1.0, 0.5], "minipipe, eager": [1.0005, 0.5]}
     losses["minipipe, compiled, tf32"] = [1.01, 0.5]
-    benchmark.check_alike(case, losses)
-    with pytest.raises(SystemExit, match=r"minipipe, eager has the losses \[1.01, 0.5"):
-        benchmark.check_alike(case, {**losses, "minipipe, eager": [1.01, 0.5]})
+    assert benchmark.others_than_the_first(losses) == {}
+    losses["minipipe, eager"] = [1.01, 0.5]
+    (message,) = benchmark.others_than_the_first(losses).values()
+    assert message.startswith("has the losses [1.01, 0.5], and others have [1.0, 0.5]")
+
+
+def test_each_part_is_a_line_at_once_even_if_it_fails(benchmark, capsys):
+    report = benchmark.Report(benchmark.parsed(["--json", "--seconds", "9"]))
+    report.part("a", lambda limit: {"ms": limit.of_part().left() < 9}, None)
+    assert json.loads(capsys.readouterr().out) == {"part": "a", "row": {"ms": True}}
+    report.part("b", lambda limit: 1 / 0, None)
+    row = json.loads(capsys.readouterr().out)["row"]
+    assert row == "ZeroDivisionError: division by zero"
+    report = benchmark.Report(benchmark.parsed(["--seconds", "0"]))
+    report.part("c", lambda limit: 1 / 0, None)
+    assert capsys.readouterr().out == "c: left out: no time is left\n"
+
+
+def test_a_process_that_has_ended_is_a_row_and_the_others_go_on(benchmark):
+    process = benchmark.Process("minipipe, eager", "cpu")
+    process._process.kill()
+    process._process.join()
+    process.ask("begin", benchmark.CASES[0])
+    assert process.answer(5) == (False, "its process ended, with -9")
+    process.end()
 
 
 def test_what_a_contender_cannot_do_is_a_row_of_the_table(benchmark, monkeypatch):
     class Failing:
-        is_alive = True
-
         def __init__(self, fails_at):
             self.fails_at = fails_at
 
@@ -112,7 +132,8 @@ def test_what_a_contender_cannot_do_is_a_row_of_the_table(benchmark, monkeypatch
         "torch, eager": "begin",
     }
     processes = {name: Failing(at) for name, at in parts.items()}
-    rows = benchmark.compared(benchmark.CASES[0], processes, 2)
+    limit = benchmark.Limit(60)
+    rows = benchmark.compared(benchmark.CASES[0], processes, 2, limit)
     assert list(rows) == list(parts)
     assert rows["torch, eager"] == "begin fails"
     assert rows["minipipe, compiled"] == "round fails"

@@ -11,6 +11,7 @@ from minipipe.gpu import kernels
 FOLDER = Path(kernels.__file__).parent
 FILES = sorted({path.stem for path in FOLDER.glob("*.cu")} - {"common"})
 ARCHITECTURES = ["sm_80", "sm_90"]
+OF_CUPY = "-ftz=true"  # added to the options of every kernel
 
 
 @pytest.mark.parametrize("real", ["float", "double"])
@@ -21,7 +22,13 @@ def test_nvcc_compiles_every_source_without_a_warning_or_a_spill(file, real, tmp
     source = tmp_path / f"{file}.cu"
     source.write_text(kernels.source(file, real))
     targets = [f"-gencode=arch=compute_{a[3:]},code={a}" for a in ARCHITECTURES]
-    options = [*kernels.OPTIONS, "-Xptxas=-v", "-Werror=all-warnings", *targets]
+    options = [
+        *kernels.OPTIONS,
+        OF_CUPY,
+        "-Xptxas=-v",
+        "-Werror=all-warnings",
+        *targets,
+    ]
     output = tmp_path / "kernels.fatbin"
     done = subprocess.run(
         ["nvcc", *options, "--fatbin", "-o", output, source],
@@ -45,6 +52,6 @@ def test_the_compiler_that_cupy_calls_takes_every_source(file):
     for real in ("float", "double"):
         for architecture in ARCHITECTURES:
             program = nvrtc.createProgram(kernels.source(file, real), "", [], [])
-            options = [*kernels.OPTIONS, f"-arch={architecture}"]
+            options = [*kernels.OPTIONS, OF_CUPY, f"-arch={architecture}"]
             nvrtc.compileProgram(program, options)
             assert nvrtc.getProgramLog(program).strip("\0\n") == ""

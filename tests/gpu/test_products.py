@@ -255,8 +255,10 @@ def test_the_library_is_the_one_that_a_wrapper_was_linked_to(
     monkeypatch.setattr(backend, "PRODUCTS", {})
     products.install(device)
     x = device.asarray(np.ones((3, 2), "f4"))
-    found = backend.PRODUCTS[device.__name__](x, x.T).get()
-    assert found.tolist() == np.full((3, 3), 2.0).tolist()
+    multiply = backend.PRODUCTS[device.__name__]
+    assert multiply(x, x.T).get().tolist() == np.full((3, 3), 2.0).tolist()
+    products.install(device)  # by each pipeline: the handles stay
+    assert backend.PRODUCTS[device.__name__] is multiply
 
 
 @pytest.mark.parametrize("path", ["missing.so", None])
@@ -291,6 +293,15 @@ def test_each_stream_and_each_thread_has_a_handle(loaded):
         "cublasSetStream_v2",
         "cublasSetWorkspace_v2",
     ]
+
+
+def test_a_stream_with_a_handle_stays(loaded):
+    """Or a later stream gets its address, and its handle."""
+    multiply = products.Products(device, emulated_cublas.Recorded(loaded))
+    x = device.asarray(np.ones((2, 2), "f4"))
+    captured(lambda: multiply(x, x))
+    ((*_, stream),) = multiply._of_thread.handles.values()
+    assert isinstance(stream, device.cuda.Stream)
 
 
 @pytest.mark.parametrize(("model", "num_ranks"), [("mlp", 2), ("block", 1)])

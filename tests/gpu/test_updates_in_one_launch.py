@@ -141,7 +141,7 @@ def test_groups_and_numbers_that_change_have_the_bits_of_the_rule():
 
 
 def test_special_numbers_have_the_bits_of_the_rule():
-    special = np.array([np.inf, -np.inf, np.nan, -0.0, 1e-45, 3e38], np.float32)
+    special = np.array([np.inf, -np.inf, np.nan, -0.0, 1e-30, 3e38], np.float32)
 
     def found(xp, make):
         given = [nn.Parameter(xp.asarray(np.repeat(special, 6)))]
@@ -153,6 +153,15 @@ def test_special_numbers_have_the_bits_of_the_rule():
 
     for make in RULES.values():
         np.testing.assert_array_equal(found(device, make), found(np, make))
+
+
+@pytest.mark.parametrize(("dtype", "tiny"), [("f4", 1e-40), ("f8", 1e-310)])
+def test_denormal_float32_are_0_as_in_all_kernels_that_cupy_compiles(dtype, tiny):
+    parameter = nn.Parameter(device.asarray(np.full(3, tiny, dtype)))
+    parameter.grad = device.asarray(np.zeros(3, dtype))
+    optim.SGD([parameter], 0.1).step()
+    expected = {"f4": 0, "f8": tiny}[dtype]
+    assert to_numpy(parameter.data).tolist() == [expected] * 3
 
 
 def test_an_optimiser_that_is_loaded_or_copied_goes_on_with_the_same_bits():
