@@ -23,17 +23,15 @@ _THREADS = 256
 
 def sgd(items: Sequence[Item], group: ParameterGroup, update: Update) -> None:
     """Change several parameters as ``optim.SGD`` does."""
-    launches: dict[Any, list[list[Array]]] = {}
+    rows: list[list[Any]] = []
     for values, gradient, state in _fitting(items, group, update):
-        arrays = [values, gradient]
+        rows.append([values, gradient])
         if group.momentum:
             if "velocity" not in state:
                 state["velocity"] = array_module(values).zeros_like(values)
-            arrays.append(state["velocity"])
-        launches.setdefault(values.dtype, []).append(arrays)
+            rows[-1].append(state["velocity"])
     numbers = group.learning_rate, group.momentum, group.weight_decay
-    for rows in launches.values():
-        _launch("updates.sgd", rows, *numbers, int(group.nesterov))
+    _launch("updates.sgd", rows, *numbers, int(group.nesterov))
 
 
 def adam(
@@ -51,12 +49,12 @@ def adam(
     if is_decoupled:
         shrink -= group.learning_rate * decay
         decay = 0.0
-    launches: dict[Any, list[list[Array]]] = {}
+    launches: dict[tuple[float, float, float], list[list[Any]]] = {}
     for values, gradient, state in _fitting(items, group, update):
         rates = next_rates(values, state, group)
-        arrays = [values, gradient, state["mean"], state["mean_square"]]
-        launches.setdefault((values.dtype, rates), []).append(arrays)
-    for (_, rates), rows in launches.items():
+        row = [values, gradient, state["mean"], state["mean_square"]]
+        launches.setdefault(rates, []).append(row)
+    for rates, rows in launches.items():
         numbers = *group.betas, *rates, shrink, decay
         is_ahead = int(looks_ahead and group.nesterov)
         _launch("updates.adam", rows, *numbers, is_ahead)
@@ -82,39 +80,31 @@ def sums_of_squares(arrays: Sequence[Array]) -> list[float]:
     They are computed by two launches for each dtype, and read together.
     """
     xp = array_module(arrays[0])
-    launches: dict[Any, list[list[Any]]] = {}
+    results = xp.empty(len(arrays), dtype=xp.float64)
+    rows: list[list[Any]] = []
     for place, array in enumerate(arrays):
         if not _is_real(array):
             array = backend.as_array(array, xp.float64)
-        row = [backend.contiguous(array), place]
-        launches.setdefault(array.dtype, []).append(row)
-    results = xp.empty(len(arrays), dtype=xp.float64)
-    for rows in launches.values():
-        table, num_blocks = _table(rows)
-        first = rows[0][0]
+        rows.append([backend.contiguous(array), place])
+    for first, num_blocks, table, num_rows in _tables(rows):
         sums = xp.empty(num_blocks, dtype=xp.float64)
-        to_sums = table, sums.data.ptr
-        launch(
-            "updates.sums_of_parts", first, num_blocks, _THREADS, *to_sums, len(rows)
-        )
-        to_results = *to_sums, results.data.ptr
-        launch("updates.sums_of_entries", first, len(rows), _THREADS, *to_results)
+        given = table, sums.data.ptr
+        launch("updates.sums_of_parts", first, num_blocks, _THREADS, *given, num_rows)
+        place = results.data.ptr
+        launch("updates.sums_of_entries", first, num_rows, _THREADS, *given, place)
     return backend.to_numpy(results).tolist()
 
 
 def scale(arrays: Sequence[Array], factor: float) -> Sequence[Array]:
     """Multiply arrays by a number, in place, by a launch for each dtype."""
-    launches: dict[Any, list[list[Any]]] = {}
-    seen: set[int] = set()
+    rows: dict[int, list[Any]] = {}  # by address, since two may be the same
     for place, array in enumerate(arrays):
-        is_new = array.data.ptr not in seen
-        if is_new and _is_real(array) and array.flags.c_contiguous:
-            launches.setdefault(array.dtype, []).append([array, place])
-            seen.add(array.data.ptr)
+        address = array.data.ptr
+        if _is_real(array) and array.flags.c_contiguous and address not in rows:
+            rows[address] = [array, place]
         else:
             array *= factor
-    for rows in launches.values():
-        _launch("updates.scale", rows, factor)
+    _launch("updates.scale", list(rows.values()), factor)
     return arrays
 
 
@@ -124,24 +114,29 @@ def _is_real(array: Array) -> bool:
 
 def _launch(kernel: str, rows: list[list[Any]], *numbers: float) -> None:
     """Launch a kernel over the elements of the first array of each row."""
-    table, num_blocks = _table(rows)
-    launch(kernel, rows[0][0], num_blocks, _THREADS, table, len(rows), *numbers)
+    for first, num_blocks, *table in _tables(rows):
+        launch(kernel, first, num_blocks, _THREADS, *table, *numbers)
 
 
-def _table(rows: list[list[Any]]) -> tuple[Array, int]:
-    """Return the table of a kernel, and its number of blocks. A row has up to four
-    arrays of one size, or numbers.
+def _tables(rows: list[list[Any]]) -> Iterator[tuple[Array, int, Array, int]]:
+    """Yield an array, the number of blocks, the table and its length for each dtype.
+
+    A row has up to four arrays of one size, or numbers.
     """
-    entries: list[list[int]] = []
-    num_blocks = 0
-    for row in rows:
-        found = [x if type(x) is int else x.data.ptr for x in row]
-        size = row[0].size
-        entries.append([*found, *[0] * (4 - len(row)), size, num_blocks])
-        # as in the source: 32 parts of up to 136 elements
-        num_blocks += 1 << max(0, (size // 136).bit_length() - 5)
-    xp = array_module(rows[0][0])
-    return _on_device(xp, np.array(entries, np.int64).tobytes()), num_blocks
+    for dtype in dict.fromkeys(row[0].dtype for row in rows):
+        found = [row for row in rows if row[0].dtype == dtype]
+        entries: list[list[int]] = []
+        num_blocks = 0
+        for row in found:
+            numbers = [each if type(each) is int else each.data.ptr for each in row]
+            unused = [0] * (4 - len(row))
+            size = row[0].size
+            entries.append([*numbers, *unused, size, num_blocks])
+            # as in the source: 32 parts of up to 136 elements
+            num_blocks += 1 << max(0, (size // 136).bit_length() - 5)
+        first = found[0][0]
+        table = np.array(entries, np.int64).tobytes()
+        yield first, num_blocks, _on_device(array_module(first), table), len(found)
 
 
 @lru_cache(maxsize=64)  # it is copied again when an address has changed

@@ -43,23 +43,17 @@ def launched(
     """
     group, update, takes_whole = rule
     others: list[Unit] = []
-    changed: list[Unit] = []
-    items: dict[str, list[Item]] = {}
+    items: dict[str, list[tuple[Unit, Item]]] = {}
     for one in units:
-        values = one.data
-        module = backend.array_module(values).__name__
-        is_left = isinstance(one.node, HalfLeaf) or takes_whole(one, group)
-        gradient = None
-        if module in launches and not is_left:
-            gradient = one.grad
-        if gradient is None:
+        module = backend.array_module(one.data).__name__
+        has_launch = module in launches and not isinstance(one.node, HalfLeaf)
+        if not has_launch or takes_whole(one, group) or (gradient := one.grad) is None:
             others.append(one)
             continue
         state = one.state if isinstance(one, Run) else states[id(one)]
-        items.setdefault(module, []).append((values, gradient, state))
-        changed.append(one)
+        items.setdefault(module, []).append((one, (one.data, gradient, state)))
     for module, found in items.items():
-        launches[module](found, group, update)
-    for one in changed:
-        one.note_change(order)
+        launches[module]([item for _, item in found], group, update)
+        for one, _ in found:
+            one.note_change(order)
     return others

@@ -461,9 +461,9 @@ def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
 def are_finite(gradients: Iterable[Array]) -> bool:
     """Return whether all elements of some arrays are finite. Local."""
     arrays = list(gradients)
-    sums, _ = kernels = _kernels(arrays)
+    sums, _ = _kernels(arrays)
     # squares of float64 may overflow
-    if kernels is not _PLAIN and all(map(isfinite, sums(arrays))):
+    if sums is not _plain_sums and all(map(isfinite, sums(arrays))):
         return True
     modules = ((array, backend.array_module(array)) for array in arrays)
     return all(numbers([xp.all(xp.isfinite(array)) for array, xp in modules]))
@@ -471,7 +471,7 @@ def are_finite(gradients: Iterable[Array]) -> bool:
 
 def _kernels(arrays: Sequence[Array]) -> tuple[Sums, Scale]:
     module = backend.array_module(next(iter(arrays), None))
-    return KERNELS.get(module.__name__, _PLAIN)
+    return KERNELS.get(module.__name__, (_plain_sums, _plain_scale))
 
 
 def _plain_sums(arrays: Sequence[Array]) -> list[float]:
@@ -480,6 +480,3 @@ def _plain_sums(arrays: Sequence[Array]) -> list[float]:
 
 def _plain_scale(arrays: Sequence[Array], factor: float) -> Iterable[Array]:
     return [imul(array, factor) for array in arrays]
-
-
-_PLAIN = (_plain_sums, _plain_scale)

@@ -25,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from minipipe.comm import ProcessGroup
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
@@ -220,8 +222,10 @@ class ShardedOptimiser(Optimiser):
         for parameter, gradient in changed:
             piece, elements = self._pieces[id(parameter)]
             xp = backend.array_module(gradient)
-            piece.data = _reshaped(_flat(parameter)[elements], piece)  # a view
-            piece.grad = _reshaped(xp.reshape(gradient, (-1,))[elements], piece)
+            own = xp.reshape(gradient, (-1,))[elements]
+            # views
+            piece.data = backend.reshape(_flat(parameter)[elements], piece.shape)
+            piece.grad = backend.reshape(own, piece.shape)
         for group, own in zip(self.groups, self._sharded.groups):
             vars(own).update(group.hyper_parameters)
         self._sharded.apply()
@@ -248,11 +252,10 @@ class ShardedOptimiser(Optimiser):
                 elements = self._pieces[id(parameter)][1]
                 for name, value in state.items():
                     if backend.is_array(value):
-                        xp = backend.array_module(value)
-                        found.append((i, xp.zeros(parameter.size, dtype=value.dtype)))
-                        found[-1][1][elements] = xp.reshape(value, (-1,))
-                        # a view
-                        state[name] = xp.reshape(found[-1][1], parameter.shape)
+                        whole = np.zeros(parameter.size, value.dtype)
+                        whole[elements] = value.reshape(-1)
+                        found.append((i, whole))
+                        state[name] = whole.reshape(parameter.shape)  # a view
         self._gather(wholes, "the optimiser's state")
         return {
             **super().state_dict(),
@@ -270,7 +273,7 @@ class ShardedOptimiser(Optimiser):
             for name, value in kept.items():
                 if backend.is_array(value) and value.shape == parameter.shape:
                     flat = backend.array_module(value).reshape(value, (-1,))
-                    value = _reshaped(flat[elements], piece)
+                    value = backend.reshape(flat[elements], piece.shape)
                 cut[name] = value
             states.append(cut)
         groups = [group.hyper_parameters for group in self._sharded.groups]
@@ -347,21 +350,15 @@ def _piece_of(parameter: Parameter, elements: slice, is_whole: bool) -> Paramete
     if not is_whole:
         return Parameter(own)
     if own.size == 0:
-        rows = backend.array_module(own).zeros(
-            (0, *parameter.shape[1:]), dtype=own.dtype
-        )
-        return Parameter(rows)
+        return Parameter(backend.reshape(own, (0, *parameter.shape[1:])))
+    own = backend.reshape(own, parameter.shape)
     if not parameter.is_divided:
-        return Parameter(backend.reshape(own, parameter.shape))
+        return Parameter(own)
     # the other parts of the matrix are of the same owner, among other replicas
     owner: Any = parameter.owner
     piece = ShardedParameter(owner.shard, None, parameter.dtype)
-    piece.data = backend.reshape(own, parameter.shape)
+    piece.data = own
     return piece
-
-
-def _reshaped(elements: Array, piece: Parameter) -> Array:
-    return backend.reshape(elements, piece.shape)
 
 
 def _flat(parameter: Parameter) -> Array:

@@ -10,7 +10,7 @@ import pytest
 
 from minipipe import Pipeline, init_process_group, nn, optim, spawn
 from minipipe.core.autograd.backend import to_numpy
-from minipipe.errors import ParameterError
+from minipipe.errors import NotFiniteError, ParameterError
 from minipipe.optim.scaling import KERNELS, sum_of_squares
 from tests.compile import device
 from tests.gpu.emulated import Kernel, installed, needs_compiler
@@ -104,7 +104,7 @@ def test_arrays_of_other_orders_dtypes_and_none_have_the_bits_of_numpy():
 
 
 def test_values_that_are_not_finite_or_very_large_are_those_of_numpy():
-    special = [np.inf, -np.inf, np.nan, 1e30, 1e-30, 3e38]
+    special = [np.inf, -np.inf, np.nan, 1e30, 2e-38, 3e38]
     arrays = [np.full(300, x, np.float32) for x in special]
     arrays += [np.full(300, x) for x in (1e200, 1e-200, np.nan)]
     with np.errstate(over="ignore"):
@@ -258,6 +258,28 @@ def test_ranks_leave_out_the_same_updates_in_half_precision(num_ranks):
     assert 6 < len(expected[0]) < 12  # some steps overflow, others do not
     found = spawn(run, num_ranks, take_turns=True)
     assert found == [expected] * num_ranks
+
+
+@pytest.mark.parametrize("large", [1.0, 1e18, 3e37])
+def test_a_step_finds_the_first_gradient_that_is_not_finite(large):
+    """Squares of 1e18 overflow in float32, and gradients do not."""
+
+    def run(xp):
+        def step(group):
+            made = {"loss": nn.MSELoss("sum"), "num_microbatches": 2, "device": xp}
+            model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+            pipeline = Pipeline(model.initialise(0), group, **made)
+            x = np.full((4, 3), large, np.float32)
+            try:
+                with np.errstate(all="ignore"):
+                    return pipeline.step(x, x) >= 0
+            except NotFiniteError as error:
+                return str(error)
+
+        return spawn(step, 1)[0]
+
+    assert run(device) == run(np)
+    assert (run(device) is True) == (large < 1e30)
 
 
 def main():

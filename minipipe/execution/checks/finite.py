@@ -97,23 +97,18 @@ class FiniteCheck:
         """Return which parameter of the model has the first gradient that is not finite
         here; -1 without one.
         """
-        # large gradients have squares that overflow: check again
-        if not self._squares_are_finite():
-            from minipipe.optim import gradients_are_finite
+        gradients = self._gradients()
+        # without a context: vdot does not warn of what this looks for
+        if self.xp is np and all(isfinite(np.vdot(each, each)) for each in gradients):
+            return -1
+        from minipipe.optim.scaling import are_finite, gradients_are_finite
 
+        # large gradients have squares that overflow
+        if not are_finite(gradients):
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
                     return self.names.index(name)
         return -1
-
-    def _squares_are_finite(self) -> bool:
-        gradients = self._gradients()
-        if self.xp is np:
-            # without a context: vdot does not warn of what this looks for
-            return all(isfinite(np.vdot(gradient, gradient)) for gradient in gradients)
-        from minipipe.optim.scaling import are_finite
-
-        return are_finite(gradients)
 
     def _gradients(self) -> list[Array]:
         """Return all gradients: in a few arrays if they lie side by side."""
