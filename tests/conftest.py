@@ -1,12 +1,13 @@
 """For all tests: what hypothesis draws, and what keeps the suite quick without making a
 test weaker.
 
-The profile ``quick``, the default, draws a twelfth of the examples that a test names;
-``.ci/run`` draws all of them, with ``--hypothesis-profile=thorough``. Both repeat
-themselves, and measure no time.
+The profile ``quick``, the default, draws a twelfth of the examples that a test names,
+the same each time. ``.ci/run`` draws half of them, ``--hypothesis-profile=thorough``,
+and other ones each day, so that a rare case is found some day. Neither measures time.
 """
 
 import contextlib
+import datetime
 import gc
 import os
 
@@ -20,17 +21,28 @@ from tests.strategies import takes
 # pytest-xdist have 80 columns.
 os.environ["COLUMNS"] = "100"
 collect_ignore = ["numerics/make_edges.py"]  # a script that imports PyTorch
-COMMON = {
-    "derandomize": True,
-    "deadline": None,
-    "suppress_health_check": [HealthCheck.too_slow],
-}
-settings.register_profile("quick", max_examples=8, **COMMON)
-settings.register_profile("thorough", max_examples=100, **COMMON)
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=8, derandomize=True, **COMMON)
+settings.register_profile(
+    "thorough", max_examples=50, derandomize=False, database=None, **COMMON
+)
 settings.load_profile("quick")
 
 
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its options
 def pytest_configure(config):
+    _keep_bytecode(config)
+    options = config.option  # workers have them from here
+    if options.hypothesis_profile == "thorough" and options.hypothesis_seed is None:
+        options.hypothesis_seed = f"{datetime.datetime.now(datetime.UTC):%Y%m%d}"
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if (seed := config.option.hypothesis_seed) is not None:
+        terminalreporter.write_line(f"examples of --hypothesis-seed={seed}")
+
+
+def _keep_bytecode(config):
     """Where Python must leave no bytecode beside the sources, keep it in pytest's cache
     for the processes of tests.
 

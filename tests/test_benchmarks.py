@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import find_mpirun, needs_mpi, slowly
+from tests.launch import mpirun_together, needs_mpi, slowly
 
 BENCHMARKS = Path(__file__).resolve().parent / "benchmarks"
 
@@ -196,12 +196,14 @@ def test_a_benchmark_ends_well_and_prints_its_table(script, options, expected):
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("script, options, expected", BY_RANKS)
-def test_a_benchmark_of_ranks_ends_well_and_prints_its_table(script, options, expected):
-    check(
-        [find_mpirun(), "-n", "2", sys.executable, str(BENCHMARKS / script), *options],
-        expected,
-    )
+def test_benchmarks_of_ranks_end_well_and_print_their_tables():
+    programs = {
+        number: (BENCHMARKS / script, *options)
+        for number, (script, options, _) in enumerate(BY_RANKS)
+    }
+    printed = mpirun_together(2, programs, limit=300)
+    for number, (script, _, expected) in enumerate(BY_RANKS):
+        assert [text for text in expected if text not in printed[number]] == [], script
 
 
 def check(command, expected):

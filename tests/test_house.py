@@ -75,7 +75,6 @@ ONLY_HERE = {
 # earlier names.
 DOORS = {
     ("core.schedules.written", "render.notebook"),
-    ("core.autograd.backend", "gpu.clock"),
     ("core.comm.process_group", "parallel.reduction"),
     ("core.familiar", "hints"),
     ("core.comm.watch", "comm.job.watching"),

@@ -278,24 +278,12 @@ def test_training_with_a_schedule_of_the_editor_gives_the_loss_of_the_first_comm
         Draft.of(schedules.build(name, 4, int(count))), file=tmp_path / file
     ).answer({"do": "save"})
     assert not answer["isRefused"]
-    train = [ROOT / "tutorials" / "train.py", "--epochs", "2"]
+    train = [ROOT / "tutorials" / "train.py", "--epochs", "1"]
     done = [mpirun(4, *train), mpirun(4, *train, "--schedule", str(tmp_path / file))]
     losses = [
         re.findall(r"^test loss .*", each.out, flags=re.MULTILINE) for each in done
     ]
     assert len(losses[0]) == 1 and losses[0] == losses[1], done[1].err
-
-
-@needs_mpi
-@pytest.mark.slow
-def test_the_first_command_reaches_the_accuracy_that_it_says():
-    done = mpirun(4, ROOT / "tutorials" / "train.py")
-    reached = float(
-        re.search(r"^test accuracy ([\d.]+) %$", done.out, flags=re.MULTILINE)[1]
-    )
-    shown = float(re.search(r"test accuracy of ([\d.]+) %", " ".join(PROSE.split()))[1])
-    # CPUs differ in the last digits of the gradients
-    assert reached == pytest.approx(shown, abs=1)
 
 
 @needs_mpi

@@ -188,8 +188,10 @@ def test_a_divisor_divides_all_numbers(wrong):
 
 def test_an_option_has_the_type_and_the_range_of_its_spec():
     parser = argparse.ArgumentParser()
-    add_number(parser.add_argument_group("numbers"), "--count", COUNT, dest="other")
-    add_number(parser, "--part", Spec(float, minimum=0, maximum=1))
+    add_number(
+        parser.add_argument_group("numbers"), "--count", spec=COUNT, dest="other"
+    )
+    add_number(parser, "--part", spec=Spec(float, minimum=0, maximum=1))
     check_numbers(parser, parser.parse_args([]))
     options = parser.parse_args(["--count", "3", "--part", "0.5"])
     check_numbers(parser, options)

@@ -165,10 +165,10 @@ assert (launched, ended) == (8 * 5, 5 + 8 * 20)
 #
 # **Time.** A program that reads the clock before and after these eight calls measures
 # 40 µs, the time to *launch* them. To time the computation it must wait until the
-# stream is empty, which is called to **synchronise**: then it reads 165 µs. `minipipe`
-# synchronises at the end of each action before it records the time, so measured
-# timelines show computation and not launches. (CUDA can also put *events* into a
-# stream, which record the time on the GPU itself.)
+# stream is empty, which is called to **synchronise**: then it reads 165 µs. Or it puts
+# **events** into the stream: the GPU notes the time when it comes to one, and the host
+# reads the times later. `minipipe` puts one between two actions, so measured timelines
+# show computation and not launches, and the host does not wait.
 #
 # **Errors** and **values** arrive late. A kernel that fails raises its error in some
 # later call. Code that looks at a number, such as `float(x)` or `if x > 0:`,
@@ -192,15 +192,19 @@ assert abs(ended - (8 * 5 + 2)) < 1e-9 and round(100 * busy) == 38
 
 # %% [markdown]
 # A faster GPU would not help. That is why microbatches must not be too small on a GPU,
-# even less so than on a CPU: a launch costs the same for one row as for a thousand. (A
-# *CUDA graph* launches a whole list of kernels at once. A compiled step, in lesson 17,
-# runs each F, B or W as one.)
+# even less so than on a CPU: a launch costs the same for one row as for a thousand.
+#
+# There are two remedies. A **fused kernel** does the work of several: NumPy's calls for
+# a GELU would be 34 kernels, and `minipipe` has one. A **CUDA graph** launches a whole
+# list of kernels at once: a compiled step, in lesson 17, runs each F, B or W as one
+# graph.
 #
 # ## Synchronise rarely
 #
 # Waiting has a cost as well. If the host waits for each kernel before it launches the
 # next one, launch and kernel no longer overlap. If it waits once after eight kernels,
-# as at the end of an action, most of the overlap remains:
+# most of the overlap remains. (`minipipe` waits before each message that leaves, and
+# once at the end of a step, for the loss.)
 
 # %%
 waits = {
@@ -276,22 +280,21 @@ assert two.makespan == 4 * 6 + 3 == 27
 # | | here | in a framework made for speed |
 # |---|---|---|
 # | streams | one for each rank | several: computation, copies, each direction of messages |
-# | waiting | after each action, before each message | only where a value is needed; events between streams |
+# | waiting | before each message, and once in a step | only where a value is needed; events between streams |
 # | a copy and a computation of one rank | one after the other | overlap |
 # | messages | MPI: device arrays or pinned staging | NCCL, itself a kernel in a stream |
 # | launches | each operation by itself, or a CUDA graph for each action (`compile=True`) | CUDA graphs |
-# | times in a timeline | of the action, with all its launches | of events on the GPU |
 #
 # So a rank of minipipe gives up the overlap within itself. The overlap *between* ranks,
 # which this course is about, remains: while one rank waits for its GPU, the others
 # work. Two more differences protect bit-equality, and a third protects you:
 #
-# - If indices repeat, a GPU adds in an order that differs from run to run. So the
-#   gradient of an embedding is added on the host.
-# - Random numbers for dropout are drawn on the host, so that a GPU uses the same ones
-#   as a CPU.
+# - If indices repeat, threads of a GPU add in an order that differs from run to run. So
+#   a kernel adds up the gradient of an embedding in a fixed order, the CPU's.
+# - Dropout draws the CPU's random numbers: another kernel computes NumPy's Philox, in
+#   which each number follows from its place and a key.
 # - NumPy raises an error for an index out of range; CuPy silently takes another
-#   element. So an embedding checks its ids first.
+#   element. So ids and labels are checked on the host, before they are copied.
 #
 # # Part two: a cluster
 #

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from math import inf
 
-from minipipe.cli.declaring import add_arguments, add_program, add_ranks, add_text
-from minipipe.cli.numbers import MOST_SECONDS, SECONDS, add_number
+from minipipe.cli.declaring import NUM_RANKS, RANKS, adder
+from minipipe.cli.numbers import MOST_SECONDS, SECONDS
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.core.specs import COUNT
 from minipipe.errors import LaunchError
@@ -21,17 +21,14 @@ _MICROBATCHES = COUNT._replace(maximum=MOST_ACTIONS)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the program are passed to it."""
-    add_ranks(parser)
-    limit = 'the most memory of a rank: "500 MB", "2 GiB"'
-    add_text(parser, "--memory-limit", "SIZE", limit)
-    only = "only this number (default: all promising numbers)"
-    add_number(parser, "--microbatches", _MICROBATCHES, "M", only)
-    only = "only this number (default: all divisors of P)"
-    add_number(parser, "--replicas", COUNT, "R", only)
-    seconds = "time to measure the best choices (default: 40; 0: predict only)"
-    add_number(parser, "--seconds", _SECONDS, "S", seconds)
-    add_program(parser, "program", "a Python program that trains with a Pipeline")
-    add_arguments(parser, "program")
+    add = adder(parser, "advise")
+    add("--ranks", spec=RANKS, default=NUM_RANKS)
+    add("--memory-limit")
+    add("--microbatches", spec=_MICROBATCHES)
+    add("--replicas", spec=COUNT)
+    add("--seconds", spec=_SECONDS)
+    add("program", nargs="?")
+    add("arguments", nargs=argparse.REMAINDER)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

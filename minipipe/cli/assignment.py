@@ -7,9 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minipipe.cli.coursework import SOURCE_HELP
-from minipipe.cli.declaring import add_file, add_text
-from minipipe.cli.numbers import add_number
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.coursework.assignment import (
     POINTS,
@@ -35,16 +33,12 @@ _TOTAL = POINTS._replace(above=0, minimum=None, expected="points, above 0")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    name = "a prepared assignment, or with --task the name of your own"
-    add_text(parser, "name", "NAME", name)
-    task = "a task and its points (default: one for each test); repeat it for several"
-    parser.add_argument("--task", action="append", metavar="TASK[=POINTS]", help=task)
-    scale = "scale the points so that they add up to N"
-    add_number(parser, "--total", _TOTAL, "N", scale)
-    add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
-    output = "new directory to write (default: NAME)"
-    add = parser.add_argument
-    add("-o", "--output", type=Path, metavar="DIR", help=output)
+    add = adder(parser, "assignment")
+    add("name")
+    add("--task", action="append")
+    add("--total", spec=_TOTAL)
+    add("--source", type=file_path)
+    add("-o", "--output", type=file_path)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

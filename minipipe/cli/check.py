@@ -7,12 +7,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from minipipe.cli.declaring import add_text
-from minipipe.cli.numbers import add_number
+from minipipe.cli.declaring import adder
 from minipipe.cli.options import (
-    PAIRS_OR_AMOUNT,
-    add_memory_limit,
     add_schedule,
+    amount,
     memory_of,
     schedule_and_costs,
     schedule_of,
@@ -53,18 +51,13 @@ _PROVE = Spec(
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, is_optional=True)
-    add_memory_limit(parser, PAIRS_OR_AMOUNT)
-    held = "the most versions of its weights that a stage may hold"
-    add_number(parser, "--max-versions", SCHEDULE_COUNT, "N", held)
-    updates = "the most updates between F and the update with its gradient"
-    least = SCHEDULE_COUNT._replace(minimum=0)
-    add_number(parser, "--max-staleness", least, "N", updates)
-    layers = "Megatron's layout of layers, or their numbers by stage, such as 4,6,6,4"
-    add_text(parser, "--layout", "TEXT", layers)
-    written = "check a certificate that search wrote, not a schedule"
-    add_text(parser, "--certificate", "FILE", written)
-    prove = "with --certificate: search this long for a proof of its bound"
-    add_number(parser, "--prove", _PROVE, "SECONDS", prove)
+    add = adder(parser, "check")
+    add("--memory-limit", type=amount)
+    add("--max-versions", spec=SCHEDULE_COUNT)
+    add("--max-staleness", spec=SCHEDULE_COUNT._replace(minimum=0))
+    add("--layout")
+    add("--certificate")
+    add("--prove", spec=_PROVE)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

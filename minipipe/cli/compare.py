@@ -12,9 +12,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
-from minipipe.cli.declaring import add_ranks, add_text
-from minipipe.cli.numbers import add_number
-from minipipe.cli.options import add_output
+from minipipe.cli.declaring import NUM_RANKS, RANKS, adder, file_path
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.progress import Progress, duration
 from minipipe.cli.ranks import (
@@ -39,15 +37,7 @@ from minipipe.tuning.grids import CLOSE, GridSizes, Task, compare_on_ranks
 from minipipe.tuning.race import silent, teller
 from minipipe.tuning.task_size import expected_seconds, least_bytes
 
-_MODEL = {
-    "layers": "transformer blocks",
-    "width": "model width",
-    "heads": "attention heads",
-    "symbols": "size of the vocabulary",
-    "length": "tokens per sequence",
-    "batch": "sequences per step",
-    "microbatches": "microbatches per step, of all replicas together",
-}
+_MODEL = ("layers", "width", "heads", "symbols", "length", "batch", "microbatches")
 # The limit of each number; their memory and time together are also checked.
 _MOST = 10**9
 _COUNT = COUNT._replace(maximum=_MOST)
@@ -57,24 +47,16 @@ _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_ranks(parser)
-    for name, words in _MODEL.items():
-        usual = f"{words} (default: %(default)s)"
-        default = getattr(Task, name)
-        add_number(parser, f"--{name}", _COUNT, "N", usual, default=default)
-    add = parser.add_argument
-    usual = "data type (default: %(default)s)"
-    add("--dtype", choices=CLOSE, default=Task.dtype, help=usual)
-    rounds = "rounds of two steps for each mesh (default: %(default)s)"
-    add_number(parser, "--rounds", _COUNT, "N", rounds, default=5)
-    hosts = "simulate the ranks on N hosts (default: 2 with --links)"
-    add("--hosts", type=int, metavar="N", help=hosts)
-    links = "latency in seconds and bandwidth in bytes per second between hosts"
-    usual = "(default: 5e-5,1.25e9, Ethernet)"
-    add_text(parser, "--links", "S,BYTES", f"{links} {usual}")
-    form = "output format (default: from the ending of FILE, or text)"
-    add("--format", choices=_ENDINGS.values(), help=form)
-    add_output(parser, "write to FILE: .txt, .csv, .json or .svg")
+    add = adder(parser, "compare")
+    add("--ranks", spec=RANKS, default=NUM_RANKS)
+    for name in _MODEL:
+        add(f"--{name}", spec=_COUNT, default=getattr(Task, name))
+    add("--dtype", choices=CLOSE, default=Task.dtype)
+    add("--rounds", spec=_COUNT, default=5)
+    add("--hosts", type=int)
+    add("--links")
+    add("--format", choices=_ENDINGS.values())
+    add("-o", "--output", type=file_path)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

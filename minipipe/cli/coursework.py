@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import argparse
 
-from minipipe.cli.declaring import add_file, add_flag, add_text
-from minipipe.cli.numbers import FACTOR, add_number
+from minipipe.cli.declaring import adder, file_path
+from minipipe.cli.numbers import FACTOR
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
 from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
@@ -15,29 +15,19 @@ from minipipe.coursework.handouts import as_html, as_pdf
 from minipipe.coursework.student_copy import write_coursework
 from minipipe.errors import counted, misuse
 
-SOURCE_HELP = "directory of exercises, with solutions and tests (default: minipipe's)"
-
 _FORMS = ("copy", "handout", "solutions", "autograder", "classroom")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    target = "a new or empty directory, or a file; see below"
-    add_file(parser, "target", target, metavar="TARGET")
-    add = parser.add_argument
-    form = "what to write (default: %(default)s)"
-    add("--as", dest="form", choices=_FORMS, default="copy", help=form)
-    only = (
-        "only this task, such as 05_bubble; repeat it for several; not with --as copy"
-    )
-    add("--only", action="append", metavar="TASK", help=only)
-    add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
-    name = "draw the numbers of this student, as `minipipe grade --variants` does"
-    add_text(parser, "--student", "NAME", name)
-    drawn = "autograder: draw numbers from the student's e-mail address"
-    add_flag(parser, "--variants", drawn)
-    late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"
-    add_number(parser, "--late-factor", FACTOR, "F", late)
+    add = adder(parser, "coursework")
+    add("target", type=file_path)
+    add("--as", dest="form", choices=_FORMS, default="copy")
+    add("--only", action="append")
+    add("--source", type=file_path)
+    add("--student")
+    add("--variants")
+    add("--late-factor", spec=FACTOR)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

@@ -1,13 +1,15 @@
-"""Options of common forms: flags, texts, files and the ranks of a job."""
+"""The options of verbs, whose texts are in ``help/options.txt``."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.numbers import add_number
-from minipipe.core.specs import COUNT
-from minipipe.io import MOST_STAGES
+from minipipe.core.specs import COUNT, Spec
+from minipipe.io import MOST_STAGES, package_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,36 +26,47 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def add_flag(parser: Parser, name: str, description: str, **more: Any) -> None:
-    """Declare an option without a value."""
-    parser.add_argument(name, action="store_true", help=description, **more)
+@cache
+def _texts() -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the metavar and the description of each option, by verb and name."""
+    texts = {}
+    verb = ""
+    text = package_text("cli/help/options.txt").replace("\n    ", " ")
+    for line in filter(None, text.splitlines()):
+        if line.startswith("["):
+            verb = line[1:-1]
+            continue
+        head, _, description = line.partition(": ")
+        name, _, metavar = head.partition(" ")
+        texts[verb, name] = metavar, description
+    return texts
 
 
-def add_text(parser: Parser, name: str, metavar: str, description: str) -> None:
-    """Declare an option or argument whose value is text."""
-    parser.add_argument(name, metavar=metavar, help=description)
+def adder(parser: Parser, verb: str = "") -> Callable[..., argparse.Action]:
+    """Return a function that declares an option or argument of a verb.
 
+    The function takes the names of the option, the last of which is in
+    ``help/options.txt``, for this verb or for all; ``spec``, if it is a number; the
+    usual value, if its text has it and it is not the default; and the keywords of
+    :meth:`argparse.ArgumentParser.add_argument`. An option without metavar and choices
+    is a flag.
+    """
 
-def add_file(
-    parser: Parser, name: str, description: str, metavar: str = "FILE"
-) -> None:
-    """Declare an option or argument whose value is a path."""
-    parser.add_argument(name, type=file_path, metavar=metavar, help=description)
+    def add(
+        *names: str, spec: Spec | None = None, usual: object = None, **form: Any
+    ) -> argparse.Action:
+        texts = _texts()
+        own = (verb, names[-1])
+        metavar, form["help"] = texts[own if own in texts else ("", names[-1])]
+        if metavar:
+            form["metavar"] = metavar
+        elif "choices" not in form:
+            form["action"] = "store_true"
+        if spec is None:
+            action = parser.add_argument(*names, **form)
+        else:
+            action = add_number(parser, *names, spec=spec, **form)
+        vars(action)["usual"] = usual or form.get("default")
+        return action
 
-
-def add_ranks(parser: Parser) -> None:
-    """Declare the number of ranks that a verb starts."""
-    usual = "number of ranks (default: %(default)s)"
-    add_number(parser, "--ranks", RANKS, "P", usual, default=NUM_RANKS)
-
-
-def add_program(parser: Parser, name: str, description: str) -> None:
-    """Declare a program to run; :func:`add_arguments` declares its arguments."""
-    parser.add_argument(name, nargs="?", metavar=name.upper(), help=description)
-
-
-def add_arguments(parser: Parser, program: str) -> None:
-    """Declare the arguments of a program: all that follow it."""
-    description = f"arguments of the {program}"
-    rest = argparse.REMAINDER
-    parser.add_argument("arguments", nargs=rest, metavar="ARGUMENTS", help=description)
+    return add

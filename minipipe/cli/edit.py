@@ -16,16 +16,15 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from minipipe.cli.declaring import add_text
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.options import (
-    add_chunks,
     add_costs,
-    add_output,
     add_sizes,
     schedule_of,
 )
 from minipipe.cli.output import ExitStatus, ending_of
 from minipipe.cli.streams import put
+from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import misuse
 from minipipe.io import printable
 from minipipe.schedules.registry import REGISTRY, spelled
@@ -37,13 +36,12 @@ _MOST_BYTES = 2**20
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    schedule = "a name from `minipipe schedules`, or a file"
-    add_text(parser, "schedule", "NAME|FILE", schedule)
-    add_chunks(parser)
+    add = adder(parser, "edit")
+    add("schedule")
+    add("--chunks", spec=SCHEDULE_COUNT)
     add_sizes(parser)
     add_costs(parser)
-    usual = "(default: FILE, or a new file NAME.csv)"
-    add_output(parser, f"file to save to, .csv or .txt {usual}")
+    add("-o", "--output", type=file_path)
     without = ("group", "per_update", "joined", "slices", "offload", "replicas")
     parser.set_defaults(**dict.fromkeys(without))
     parser.set_defaults(recompute=False, ignore_sharding=False, freeze=[])

@@ -5,10 +5,8 @@ file.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from minipipe.cli.declaring import add_program, add_ranks
-from minipipe.cli.numbers import add_number
+from minipipe.cli.declaring import NUM_RANKS, RANKS, adder, file_path
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.core.specs import COUNT
 from minipipe.errors import LaunchError, counted, misuse, quoted
@@ -22,12 +20,11 @@ _STEPS = COUNT._replace(maximum=1000)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_ranks(parser)
-    steps = "compiled steps to record (default: %(default)s)"
-    add_number(parser, "--steps", _STEPS, "N", steps, default=3)
-    folder = "the folder to write; it is made"
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=folder)
-    add_program(parser, "program", "a Python program that trains with a Pipeline")
+    add = adder(parser, "export")
+    add("--ranks", spec=RANKS, default=NUM_RANKS)
+    add("--steps", spec=_STEPS, default=3)
+    add("-o", "--output", type=file_path)
+    add("program", nargs="?")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

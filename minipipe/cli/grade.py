@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from minipipe.cli.coursework import SOURCE_HELP
-from minipipe.cli.declaring import add_file, add_flag, add_text
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.grade_files import ResultFiles, add_file_options, wants_files
-from minipipe.cli.numbers import FACTOR, add_number
+from minipipe.cli.numbers import FACTOR
 from minipipe.cli.output import ExitStatus, answer, fields
 from minipipe.cli.progress import Progress
 from minipipe.core.specs import COUNT
@@ -36,42 +34,20 @@ from minipipe.io import printable, write_whole
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    what = "a student's copy, a zip archive or one file of it, or a folder of several"
-    add = parser.add_argument
-    add("submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what)
-    only = "only this task, such as 05_bubble; repeat it for several"
-    add("--only", action="append", metavar="TASK", help=only)
-    limit = "time limit for all tests of a task (default: %(default)g)"
-    seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
-    add("--time-limit", **seconds, default=TIME_LIMIT, help=limit)
-    add_file(parser, "--source", SOURCE_HELP, metavar="DIR")
-    jobs = "submissions graded in parallel (default: one per core)"
-    add_number(parser, "--jobs", COUNT, "N", jobs)
-    board = (
-        "verify the schedules of a puzzle, add them to this file and print it; without "
-        "submissions: print it"
-    )
-    add_file(parser, "--leaderboard", board)
-    check = (
-        "test the exercises: solutions must pass all tests, stubs none, wrong answers "
-        "not all"
-    )
-    add_flag(parser, "--check", check)
-    hide = "report of hidden tests only whether they passed"
-    add_flag(parser, "--hide-hidden", hide)
-    drawn = "draw the numbers of each submission from its name"
-    add_flag(parser, "--variants", drawn)
-    name = "draw the numbers from this name, for one submission"
-    add_text(parser, "--student", "NAME", name)
-    late = "multiply the points by F for each day of lateness; from 0 to 1"
-    add_number(parser, "--late-factor", FACTOR, "F", late)
-    deadline = "deadline, such as 2026-11-30T23:59:00+01:00"
-    add_text(parser, "--deadline", "TIME", deadline)
-    times = (
-        "times of submissions: lines `submission,time`, or Gradescope's "
-        "submission_metadata.json"
-    )
-    add_file(parser, "--times", times)
+    add = adder(parser, "grade")
+    add("submissions", type=file_path, nargs="*")
+    add("--only", action="append")
+    add("--time-limit", type=float, default=TIME_LIMIT)
+    add("--source", type=file_path)
+    add("--jobs", spec=COUNT)
+    add("--leaderboard", type=file_path)
+    add("--check")
+    add("--hide-hidden")
+    add("--variants")
+    add("--student")
+    add("--late-factor", spec=FACTOR)
+    add("--deadline")
+    add("--times", type=file_path)
     add_file_options(parser)
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from minipipe.cli.declaring import add_file, add_text
+from minipipe.cli.declaring import adder, file_path
 from minipipe.coursework.assignment import assignment_of
 from minipipe.coursework.exercise import find_source
 from minipipe.coursework.gradebook import Gradebook, Roster
@@ -25,23 +26,13 @@ _OF_MERGE = ("roster", "key", "column")
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that name files of results, and the gradebook."""
-    add_file(parser, "--csv", "write one row per submission")
-    add_file(parser, "--junit", "write JUnit XML, one case per test")
-    add_file(parser, "--gradescope", "write results.json for one submission")
-    feedback = "write a report for each student, without hidden tests"
-    add_file(parser, "--feedback", feedback, metavar="DIR")
-    merge = "write the scores into a column of this CSV file, a gradebook"
-    add_file(parser, "--merge", merge)
-    roster = "lines `submission,student` with the gradebook's names; groups: see below"
-    add_file(parser, "--roster", roster)
-    key = "column of the gradebook that names students (default: the first)"
-    add_text(parser, "--key", "COLUMN", key)
-    column = "column of the gradebook for scores (default: name of the assignment)"
-    add_text(parser, "--column", "COLUMN", column)
-    similar = "compare the submissions, and write the similar passages; see below"
-    add_file(parser, "--similarity", similar)
-    against = "with --similarity: also compare with the solutions in this folder"
-    add_file(parser, "--against", against, metavar="DIR")
+    add = adder(parser, "grade")
+    for name in ("csv", "junit", "gradescope", "feedback", "merge", "roster"):
+        add(f"--{name}", type=file_path)
+    add("--key")
+    add("--column")
+    add("--similarity", type=file_path)
+    add("--against", type=file_path)
 
 
 def wants_files(options: argparse.Namespace) -> bool:
@@ -55,6 +46,20 @@ def _make_directory(path: Path) -> None:
     except OSError as error:
         name = quoted(str(path), 200)
         raise misuse(f"{name} cannot be written: {error.strerror}.") from None
+
+
+def _files_of(students: Iterable[str]) -> dict[str, str]:
+    """Return the name of each student's file, which stays in its directory."""
+    files: dict[str, str] = {}
+    for name in students:
+        file = f"{name.replace(os.sep, '_')}.txt"
+        for other in files:
+            if files[other] == file and other != name:
+                both = f"{quoted(other)} and {quoted(name)}"
+                problem = f"--feedback would write one file for {both}, {quoted(file)}"
+                raise misuse(f"{problem}; rename one in the roster and the gradebook.")
+        files[name] = file
+    return files
 
 
 class ResultFiles:
@@ -75,7 +80,8 @@ class ResultFiles:
     ArgumentError, FileError
         Codes of :class:`minipipe.coursework.gradebook.Roster` and ``Gradebook``.
     ScheduleError
-        Code ``value``: a student has no row in the gradebook.
+        Code ``value``: a student has no row in the gradebook, or two students would
+        have the same file of feedback.
     """
 
     def __init__(self, options: argparse.Namespace, submissions: list[Path]) -> None:
@@ -96,6 +102,7 @@ class ResultFiles:
             problem = "--against DIR is a folder of solutions, for --similarity FILE"
             raise misuse(f"{problem}; got {quoted(str(options.against), 200)}.")
         if options.feedback:
+            self._files = _files_of(chain(*self._recipients.values()))
             _make_directory(options.feedback)
 
     def _open_gradebook(self) -> None:
@@ -122,8 +129,7 @@ class ResultFiles:
             for report in reports:
                 text = report.pop("feedback")
                 for name in self._recipients[report["submission"]]:
-                    file = name.replace(os.sep, "_")
-                    write_whole(options.feedback / f"{file}.txt", text)
+                    write_whole(options.feedback / self._files[name], text)
         if self._book:
             assignment = assignment_of(find_source(options.source))
             column = options.column or (assignment and assignment.name) or "minipipe"

@@ -25,18 +25,16 @@ FACTOR = Spec(
 
 def add_number(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-    name: str,
+    *names: str,
     spec: Spec,
-    metavar: str = "N",
-    description: str | None = None,
-    **more: Any,
-) -> None:
+    **form: Any,
+) -> argparse.Action:
     """Declare an option that is a number; :func:`check_numbers` refuses one that is out
     of range.
     """
-    form = {"metavar": metavar, "help": description, **more}
-    action = parser.add_argument(name, type=spec.kind, **form)
+    action = parser.add_argument(*names, type=spec.kind, **form)
     vars(action)["spec"] = spec
+    return action
 
 
 def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -11,8 +11,8 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from minipipe.cli.declaring import NUM_RANKS, Parser, add_flag, file_path
-from minipipe.cli.numbers import add_number, real
+from minipipe.cli.declaring import NUM_RANKS, Parser, adder
+from minipipe.cli.numbers import real
 from minipipe.cli.output import help_text
 from minipipe.core.schedules.action_table import ActionTable, Program, Schedule, T
 from minipipe.core.schedules.placement import check_sizes_of
@@ -45,82 +45,41 @@ def add_schedule(
     parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False
 ) -> None:
     """Declare the schedule of a command, or several of them, with sizes and costs."""
-    form: dict[str, Any] = {"metavar": "NAME|FILE"}
-    which = "a name from `minipipe schedules`, a file, or - for stdin"
-    if several:
-        form["nargs"] = "+"
-        which += "; several are drawn on one time axis"
-    elif is_optional:
-        form["nargs"] = "?"
-    schedule = parser.add_argument("schedule", help=which, **form)
+    form: dict[str, Any] = {}
+    if several or is_optional:
+        form["nargs"] = "+" if several else "?"
+    schedule = adder(parser, "show" if several else "")("schedule", **form)
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     group = parser.add_argument_group("schedule")
-    add_chunks(group)
-    smallest = "smallest group of microbatches, if interleaved (default: P)"
-    add_number(group, "--group", SCHEDULE_COUNT, "G", smallest)
-    per_update = "microbatches per weight update, for 2bw (default: P) and paci (2)"
-    add_number(group, "--per-update", SCHEDULE_COUNT, "A", per_update)
-    joined = "overlap forwards with backwards, for dualpipe and dualpipe-v"
-    add_flag(group, "--joined", joined, default=None)
-    recompute = "drop activations after F; recompute them (R) before B"
-    add_flag(group, "--recompute", recompute)
-    offload = "copy activations to the host (O) and back (L): a rank holds at most N"
-    add_number(group, "--offload", SCHEDULE_COUNT, "N", offload)
-    replicas = "data-parallel replicas, with all-reduces of gradients"
-    add_number(group, "--replicas", SCHEDULE_COUNT, "D", replicas)
-    slices = "slices per sequence, for seq1f1b (default: 2)"
-    add_number(group, "--slices", SCHEDULE_COUNT, "K", slices)
-    frozen = "frozen stages: leave out the backwards that they do not need"
-    numbers: dict[str, Any] = {"type": whole_numbers, "default": []}
-    group.add_argument("--freeze", **numbers, metavar="S,…", help=frozen)
-    steps = "consecutive training steps (default: 1)"
-    add_number(group, "--steps", SCHEDULE_COUNT, "N", steps, default=1)
-    rows = "all that ranks do in a step: also handshake, finite check, loss and update"
-    add_flag(group, "--rows", f"{rows}, and gathers of replicas")
-    skipped = "skip UNSHARD, RESHARD and REDUCE_GRAD in a file"
-    add_flag(group, "--ignore-sharding", skipped)
+    add = adder(group)
+    add("--chunks", spec=SCHEDULE_COUNT)
+    add("--group", spec=SCHEDULE_COUNT)
+    add("--per-update", spec=SCHEDULE_COUNT)
+    add("--joined", default=None)
+    add("--recompute")
+    add("--offload", spec=SCHEDULE_COUNT)
+    add("--replicas", spec=SCHEDULE_COUNT)
+    add("--slices", spec=SCHEDULE_COUNT)
+    add("--freeze", type=whole_numbers, default=[])
+    add("--steps", spec=SCHEDULE_COUNT, default=1)
+    add("--rows")
+    add("--ignore-sharding")
     add_sizes(group)
     add_costs(parser)
 
 
-def add_chunks(parser: Parser) -> None:
-    """Declare the stages per rank."""
-    chunks = "stages per rank, for schedules that support several"
-    add_number(parser, "--chunks", SCHEDULE_COUNT, "V", chunks)
-
-
-def add_sizes(parser: Parser, several_batches: bool = False) -> None:
-    """Declare the sizes of named schedules, optionally with several numbers of
-    microbatches.
-    """
-    ranks = f"number of ranks (default: {NUM_RANKS})"
-    add_number(parser, "--ranks", SCHEDULE_COUNT, "P", ranks)
-    usual = f"number of microbatches (default: {NUM_MICROBATCHES})"
-    name = "--microbatches"
-    if several_batches:
-        parser.add_argument(name, type=whole_numbers, metavar="M,…", help=usual)
-    else:
-        add_number(parser, name, SCHEDULE_COUNT, "M", usual)
+def add_sizes(parser: Parser) -> None:
+    """Declare the sizes of named schedules."""
+    add = adder(parser)
+    add("--ranks", spec=SCHEDULE_COUNT, usual=NUM_RANKS)
+    add("--microbatches", spec=SCHEDULE_COUNT, usual=NUM_MICROBATCHES)
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
     """Declare the costs by which schedules are timed."""
-    costs = parser.add_argument_group("costs", help_text("costs"))
-    such = "as above, or a file that Costs.save wrote (default: F=1,I=1,W=1)"
-    costs.add_argument("--costs", default="", metavar="F=…,I=…|FILE.json", help=such)
-    add_sends_block(costs)
-
-
-def add_sends_block(parser: Parser) -> None:
-    """Declare blocking sends."""
-    blocks = "a send blocks its rank until it is received"
-    add_flag(parser, "--sends-block", blocks)
-
-
-def add_output(parser: argparse.ArgumentParser, description: str) -> None:
-    """Declare the file to write."""
-    add = parser.add_argument
-    add("-o", "--output", type=file_path, metavar="FILE", help=description)
+    add = adder(parser.add_argument_group("costs", help_text("costs")))
+    add("--costs", default="")
+    add("--sends-block")
 
 
 def text_width(options: argparse.Namespace) -> int:
@@ -130,24 +89,7 @@ def text_width(options: argparse.Namespace) -> int:
     return options.width
 
 
-def add_wait(parser: argparse.ArgumentParser) -> None:
-    """Declare the wait between training steps."""
-    wait = "before each further step, wait for the loss from the last stage"
-    add_flag(parser, "--wait", wait)
-
-
-def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
-    """Declare a limit of memory."""
-    most = f"the most {unit} a rank may hold"
-    parser.add_argument("--memory-limit", type=_number, metavar="N", help=most)
-
-
-PAIRS_OR_AMOUNT = (
-    "(stage, microbatch) pairs, or memory in the unit of the cost activation,"
-)
-
-
-def _number(text: str) -> float:
+def amount(text: str) -> float:
     """Parse a number, as an int if possible."""
     try:
         number = parse_integer(text)

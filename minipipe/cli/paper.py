@@ -12,8 +12,7 @@ from statistics import mean, median
 from string import Template
 from typing import Any, TypeVar
 
-from minipipe.cli.declaring import add_text
-from minipipe.cli.options import add_output
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.output import ExitStatus, answer, help_text, wrote
 from minipipe.cli.progress import Progress
 from minipipe.core.specs import Spec
@@ -59,17 +58,12 @@ _R = TypeVar("_R")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    tables = f"one of {', '.join(_tables())}, or your own file"
-    add_text(parser, "table", "TABLE|FILE.csv", tables)
-    term = "leave out a term of the model; see below; may be repeated"
-    several: dict[str, Any] = {"action": "append", "default": []}
-    parser.add_argument("--without", metavar="TERM", help=term, **several)
-    parser.add_argument("--model", help="only rows of this model")
-    names = ", ".join(_rates_of(A100))
-    rates = f"rates of other GPUs, in seconds or per second: {names}"
-    add_text(parser, "--rates", "NAME=X,…", rates)
-    costs = "write the costs of the first row to FILE.json, for --costs of other verbs"
-    add_output(parser, costs)
+    add = adder(parser, "paper")
+    add("table", usual=", ".join(_tables()))
+    add("--without", action="append", default=[])
+    add("--model")
+    add("--rates", usual=", ".join(_rates_of(A100)))
+    add("-o", "--output", type=file_path)
 
 
 def _tables() -> tuple[str, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from minipipe.cli.declaring import add_file
-from minipipe.cli.numbers import add_number
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.core.specs import COUNT
 from minipipe.referee import FORMATS, KINDS, OPTIMISERS, Verdict, referee
@@ -14,19 +13,13 @@ from minipipe.referee.bounds import TERMS
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    names = "losses, gradients or weights: .npz or .safetensors; see below"
-    add_file(parser, "a", f"file of the run that is trusted more: {names}", "A")
-    add_file(parser, "b", "file of the other run", "B")
-    add = parser.add_argument
-    kind = "kind of arrays whose names state none (gradients: of step 1)"
-    add("--kind", choices=KINDS, default="", help=kind)
-    precision = "arithmetic of the runs (default: the format of the arrays)"
-    add("--precision", choices=tuple(FORMATS), help=precision)
-    terms = "terms of a sum, such as the tokens of a batch (default: 4096)"
-    count = COUNT._replace(maximum=10**15)
-    add_number(parser, "--terms", count, "N", terms, default=TERMS)
-    optimiser = "sgd, with momentum or not; adam: all that divide by gradients' size"
-    add("--optimiser", choices=OPTIMISERS, default="", help=optimiser)
+    add = adder(parser, "referee")
+    add("a", type=file_path)
+    add("b", type=file_path)
+    add("--kind", choices=KINDS, default="")
+    add("--precision", choices=tuple(FORMATS))
+    add("--terms", spec=COUNT._replace(maximum=10**15), default=TERMS)
+    add("--optimiser", choices=OPTIMISERS, default="")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

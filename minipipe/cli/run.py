@@ -9,8 +9,7 @@ import shlex
 import shutil
 import sys
 
-from minipipe.cli.declaring import RANKS, add_arguments, add_file, add_program, add_text
-from minipipe.cli.numbers import add_number
+from minipipe.cli.declaring import RANKS, adder, file_path
 from minipipe.cli.output import complain, fields
 from minipipe.cli.streams import put
 from minipipe.cli.supervision.launching import PROBE, Host, JobSpec, is_here, read_hosts
@@ -23,21 +22,15 @@ from minipipe.errors import ArgumentError, LaunchError, quoted
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the script are passed to it."""
-    ranks = "number of ranks (default: all slots of the hostfile)"
-    add_number(parser, "-n", RANKS, "N", ranks, dest="ranks")
-    restarts = "most restarts (default: %(default)s)"
-    add_number(parser, "--restarts", INDEX, "K", restarts, default=0)
-    hosts = "hosts, in the format of the launcher"
-    silent = "a restart leaves out hosts that do not answer"
-    add_file(parser, "--hostfile", f"{hosts}; {silent}")
-    fewest = "fewest ranks of a restart (default: 1)"
-    add_number(parser, "--min-ranks", COUNT, "M", fewest)
-    probe = f"command that succeeds if HOST answers (default: {shlex.join(PROBE)})"
-    add_text(parser, "--probe", "COMMAND", probe)
-    launcher = "launcher, with its options (default: mpirun)"
-    add_text(parser, "--launcher", "COMMAND", launcher)
-    add_program(parser, "script", "a Python program")
-    add_arguments(parser, "script")
+    add = adder(parser, "run")
+    add("-n", spec=RANKS, dest="ranks")
+    add("--restarts", spec=INDEX, default=0)
+    add("--hostfile", type=file_path)
+    add("--min-ranks", spec=COUNT)
+    add("--probe", usual=shlex.join(PROBE))
+    add("--launcher")
+    add("script", nargs="?")
+    add("arguments", nargs=argparse.REMAINDER)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,18 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from minipipe.cli.declaring import add_file
-from minipipe.cli.numbers import SECONDS, add_number
+from minipipe.cli.declaring import adder, file_path
+from minipipe.cli.numbers import SECONDS
 from minipipe.cli.options import (
     NUM_RANKS,
     add_costs,
-    add_memory_limit,
-    add_sizes,
+    amount,
     costs_of,
     sizes_of,
+    whole_numbers,
 )
 from minipipe.cli.output import ExitStatus, answer, check_picture, help_text, write_file
 from minipipe.cli.progress import Progress
+from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import counted, misuse
 from minipipe.io import printable, text_table
 from minipipe.schedules.analysis.workload import Workload
@@ -38,14 +39,13 @@ from minipipe.schedules.simulation.costs import Costs
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_sizes(parser, several_batches=True)
+    add = adder(parser, "schedules")
+    add("--ranks", spec=SCHEDULE_COUNT, usual=NUM_RANKS)
+    add("--microbatches", type=whole_numbers, usual=NUM_MICROBATCHES)
     add_costs(parser)
-    held = "microbatches, each counted for all layers of its rank, that"
-    add_memory_limit(parser, held)
-    drawn = "draw bubble over peak memory to FILE: .svg, .png or .pdf"
-    add_file(parser, "--plot", drawn)
-    search = "with --plot: search for better schedules, about this long in all"
-    add_number(parser, "--search", SECONDS, "SECONDS", search)
+    add("--memory-limit", type=amount)
+    add("--plot", type=file_path)
+    add("--search", spec=SECONDS)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

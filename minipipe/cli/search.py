@@ -9,13 +9,12 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minipipe.cli.declaring import add_flag
-from minipipe.cli.numbers import SECONDS, add_number
+from minipipe.cli.declaring import adder, file_path
+from minipipe.cli.numbers import SECONDS
 from minipipe.cli.options import (
     add_costs,
-    add_memory_limit,
-    add_output,
     add_sizes,
+    amount,
     costs_of,
     sizes_of,
     whole_numbers,
@@ -64,37 +63,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_sizes(parser)
     add_costs(parser)
-    add_memory_limit(parser, "activation memory")
-    add = parser.add_argument
-    stages = "straight, one stage per rank (default); v or looped, two per rank; the "
-    stages += "rank of each stage, such as 0,1,2,0,1,2; or, with --layers, any of these"
-    add("--placement", default="straight", metavar="NAME|R,…", help=stages)
-    layers = "divide N layers among the stages; costs are by layer"
-    add_number(parser, "--layers", LAYERS, "N", layers)
-    offload = "with --layers, try to offload activations (cost copy_bandwidth)"
-    add_flag(parser, "--offload", offload)
-    again = "with --layers, stages that may recompute their activations: none "
-    again += "(default), uniform (all or none) or any"
-    choices = list(map(str, Recompute))
-    add("--recompute", choices=choices, default=str(Recompute.NONE), help=again)
-    copies = "with --layers, copies of the cost weights that a rank holds (default: "
-    copies += f"{WEIGHT_COPIES:g}, with gradients and the state of Adam)"
-    add_number(parser, "--weight-copies", COPIES, "N", copies)
-    span = "span, the longest time between the first start and last end on one rank"
-    objective = f"time to minimise: {span} (default), or makespan, the same over all"
-    objective += " ranks"
-    names = list(map(str, Objective))
-    add("--objective", choices=names, default=str(Objective.SPAN), help=objective)
-    tries = "schedules to try (default: 10,000,000 actions in all)"
-    add_number(parser, "--evaluations", _EVALUATIONS, "N", tries)
-    limit = f"time limit (default: {_SECONDS:g}, or none with --evaluations)"
-    add_number(parser, "--seconds", SECONDS, "N", limit)
-    seed = "random seed of the search (default: 0)"
-    add("--seed", type=int, default=0, metavar="N", help=seed)
-    exact = "use the exact solver CP-SAT in the second half of the time"
-    add_flag(parser, "--exact", exact)
-    written = "write the schedule (.csv or .txt) or its certificate (.json) to FILE"
-    add_output(parser, written)
+    add = adder(parser, "search")
+    add("--memory-limit", type=amount)
+    add("--placement", default="straight")
+    add("--layers", spec=LAYERS)
+    add("--offload")
+    add("--recompute", choices=list(map(str, Recompute)), default=str(Recompute.NONE))
+    add("--weight-copies", spec=COPIES, usual=f"{WEIGHT_COPIES:g}")
+    add("--objective", choices=list(map(str, Objective)), default=str(Objective.SPAN))
+    add("--evaluations", spec=_EVALUATIONS)
+    add("--seconds", spec=SECONDS, usual=f"{_SECONDS:g}")
+    add("--seed", type=int, default=0)
+    add("--exact")
+    add("-o", "--output", type=file_path)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -209,8 +190,7 @@ def _about_choices(joint: JointResult) -> str:
     sizes = ",".join(map(str, joint.sizes))
     placement = ",".join(map(str, joint.best.workload.placement))
     numbers = f"{counted(joint.choices, 'choice')}: {joint.searched} searched"
-    rest = joint.choices - joint.searched - joint.waiting - joint.impossible
-    pruned = max(0, rest)  # choices that wait together may include searched ones
+    pruned = joint.choices - joint.searched - joint.waiting - joint.impossible
     numbers += f", {pruned} pruned by bounds, {joint.impossible} without memory"
     if joint.waiting:
         numbers += f", {joint.waiting} left"

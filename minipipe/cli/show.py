@@ -6,11 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from minipipe.cli.declaring import add_flag, add_text
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.options import (
-    add_output,
     add_schedule,
-    add_wait,
     all_steps,
     costs_of,
     schedules_of,
@@ -56,23 +54,16 @@ _FORMATS_OF_OPTION = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, several=True)
-    add_wait(parser)
-    add = parser.add_argument
-    forms = "a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), or"
-    usual = "from the ending of FILE: .txt, .svg, .pdf, .png, .html, .json or .csv"
-    form = f"{forms} a schedule file (rows, csv); default: {usual}"
-    add("--format", choices=(*_DRAWN, *_WRITTEN), help=form)
-    messages = "include SEND and RECV: cells of rows and csv, arrows of pictures"
-    add_flag(parser, "--messages", messages)
-    width = "columns of text (default: terminal width), or pixels of a picture"
-    add("--width", type=int, metavar="N", help=width)
-    add_text(parser, "--title", "TEXT", "title above the drawing")
-    size = "font size of a picture, in pixels"
-    add("--font-size", type=float, metavar="N", help=size)
-    animated = "let the actions of an SVG appear one after another"
-    add_flag(parser, "--animated", animated)
-    add_flag(parser, "--no-legend", "leave out the legend of a picture")
-    add_output(parser, "write to FILE instead of standard output")
+    add = adder(parser, "show")
+    add("--wait")
+    add("--format", choices=(*_DRAWN, *_WRITTEN))
+    add("--messages")
+    add("--width", type=int)
+    add("--title")
+    add("--font-size", type=float)
+    add("--animated")
+    add("--no-legend")
+    add("-o", "--output", type=file_path)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import argparse
 
+from minipipe.cli.declaring import adder
 from minipipe.cli.idle import idle_as_data, idle_table, path_text
-from minipipe.cli.options import add_schedule, add_wait, schedule_and_costs
+from minipipe.cli.options import add_schedule, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, figures, gaps_as_data
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.schedules import ActionKind, IdleCause, Timeline, simulate, verify
@@ -20,7 +21,7 @@ from minipipe.search.gallery import GALLERY, known_bound
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    add_wait(parser)
+    adder(parser)("--wait")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from minipipe.cli.declaring import add_flag
+from minipipe.cli.declaring import adder
 from minipipe.cli.options import (
-    PAIRS_OR_AMOUNT,
-    add_memory_limit,
     add_schedule,
+    amount,
     memory_of,
     schedule_and_costs,
 )
@@ -25,13 +23,12 @@ from minipipe.render.terminal import has_colour
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    add_flag(parser, "--all", "print every step, also in a terminal")
-    step: dict[str, Any] = {"type": int, "metavar": "N"}
-    add = parser.add_argument
-    add("--from", dest="first", **step, help="print the steps from N on")
-    add("--to", dest="last", **step, help="print the steps up to N")
-    add("--at", **step, help="print step N only; -1 is the end, with the result")
-    add_memory_limit(parser, PAIRS_OR_AMOUNT)
+    add = adder(parser, "step")
+    add("--all")
+    add("--from", dest="first", type=int)
+    add("--to", dest="last", type=int)
+    add("--at", type=int)
+    add("--memory-limit", type=amount)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

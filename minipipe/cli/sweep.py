@@ -7,10 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.options import (
     NUM_RANKS,
-    add_output,
-    add_sends_block,
     read_costs,
     whole_numbers,
 )
@@ -24,23 +23,15 @@ from minipipe.schedules.simulation.comparison import sweep
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    several: dict[str, Any] = {"type": whole_numbers}
-    add = parser.add_argument
-    usual = f"numbers of ranks (default: {NUM_RANKS})"
-    add("--ranks", **several, default=[NUM_RANKS], metavar="P,…", help=usual)
-    usual = f"numbers of microbatches (default: {NUM_MICROBATCHES})"
-    batch = {**several, "default": [NUM_MICROBATCHES]}
-    add("--microbatches", **batch, metavar="M,…", help=usual)
-    usual = "names of schedules (default: all)"
-    names: dict[str, Any] = {"type": _names, "default": list(REGISTRY)}
-    add("--schedules", **names, metavar="NAME,…", help=usual)
-    usual = "stages per rank (default: the default of each schedule)"
-    add("--chunks", **several, default=[None], metavar="V,…", help=usual)
-    costs = "costs of all layers of a rank, divided among its stages"
-    lists = f"{costs}; several lists, each as for `minipipe simulate`"
-    add("--costs", nargs="+", default=[""], metavar="F=…,I=…|FILE.json", help=lists)
-    add_sends_block(parser)
-    add_output(parser, "write to FILE, .csv or .json (default: print CSV)")
+    add = adder(parser, "sweep")
+    add("--ranks", type=whole_numbers, default=[NUM_RANKS], usual=NUM_RANKS)
+    batches = {"default": [NUM_MICROBATCHES], "usual": NUM_MICROBATCHES}
+    add("--microbatches", type=whole_numbers, **batches)
+    add("--schedules", type=_names, default=list(REGISTRY))
+    add("--chunks", type=whole_numbers, default=[None])
+    add("--costs", nargs="+", default=[""])
+    add("--sends-block")
+    add("-o", "--output", type=file_path)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

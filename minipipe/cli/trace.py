@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 from heapq import nlargest
 
-from minipipe.cli.declaring import add_file, add_text
+from minipipe.cli.declaring import adder, file_path
 from minipipe.cli.idle import idle_as_data, idle_table, path_text
-from minipipe.cli.numbers import FACTOR, add_number
-from minipipe.cli.options import add_output, text_width
+from minipipe.cli.numbers import FACTOR
+from minipipe.cli.options import text_width
 from minipipe.cli.output import ExitStatus, answer, figures
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import counted, misuse, quoted
@@ -33,26 +33,17 @@ _AGREE = 1e-9  # seconds: a smaller difference of clocks is rounding
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    files = "traces of PyTorch's profiler or others, plain or gzip: one for each rank"
-    add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help=f"{files}, or one for all")
-    label = "names of actions of other programs: a regular expression, see below"
-    add_text(parser, "--label", "PATTERN", label)
-    least = SCHEDULE_COUNT._replace(minimum=0)
-    step = "the step to explain and draw, from 0 (default: the median makespan)"
-    add_number(parser, "--step", least, "N", step)
-    part = "the part of W in a whole backward, if a schedule splits it (default: 0.5)"
-    add_number(parser, "--weight-part", FACTOR, "X", part, default=WEIGHT_PART)
-    columns = "columns of the drawing as text (default: terminal width)"
+    add = adder(parser, "trace")
+    add("files", nargs="+")
+    add("--label")
+    add("--step", spec=SCHEDULE_COUNT._replace(minimum=0))
+    add("--weight-part", spec=FACTOR, default=WEIGHT_PART)
     bounds = "40 to 10000 columns"
     width = SCHEDULE_COUNT._replace(minimum=40, maximum=10_000, expected=bounds)
-    add_number(parser, "--width", width, "N", columns)
-    costs = "write the costs, for --costs of other verbs"
-    add_file(parser, "--write-costs", costs, "FILE.json")
-    schedule = "write the schedule, for other verbs"
-    add_file(parser, "--write-schedule", schedule, "FILE.csv")
-    forms = ".svg, .png, .pdf, .html, .txt, or a trace as .json"
-    add_output(parser, f"write the drawing: {forms}")
+    add("--width", spec=width)
+    add("--write-costs", type=file_path)
+    add("--write-schedule", type=file_path)
+    add("-o", "--output", type=file_path)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

@@ -6,11 +6,11 @@ knows none of them: it asks an adviser, if one is installed, when something has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -121,30 +121,24 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Excepti
     return error or AttributeError(f"{owner} has no attribute {name!r}.")
 
 
-def explain(error: BaseException) -> None:
-    """Add a note to Python's own error, if there is an equivalent here."""
-    advised("explain", error)
+explain = partial(advised, "explain")
+"""Add a note to Python's own error, if there is an equivalent here."""
+check_keywords = partial(advised, "check_keywords")
+"""Refuse keywords that the constructor of a class does not take."""
+check_options = partial(advised, "check_options")
+"""Refuse keywords that the forward of a layer does not take."""
+check_arguments = partial(advised, "check_arguments")
+"""Refuse arguments, ``self`` among them, that a function does not take."""
 
 
-def check_keywords(
-    kind: type, positional: tuple[Any, ...], given: Mapping[str, Any]
-) -> None:
-    """Refuse keywords that the constructor of a class does not take."""
-    advised("check_keywords", kind, positional, given)
+class FamiliarKeywords(Familiar):
+    """A class that refuses keywords that its constructor does not take; the error names
+    the equivalent of PyTorch's.
+    """
 
+    __slots__ = ()
 
-def check_options(
-    layer: str, forward: Callable[..., Any], given: Mapping[str, Any]
-) -> None:
-    """Refuse keywords that the forward of a layer does not take."""
-    advised("check_options", layer, forward, given)
-
-
-def check_arguments(
-    owner: str,
-    function: Callable[..., Any],
-    positional: tuple[Any, ...],
-    given: Mapping[str, Any],
-) -> None:
-    """Refuse arguments, ``self`` among them, that a function does not take."""
-    advised("check_arguments", owner, function, positional, given)
+    def __new__(cls, *positional: Any, **given: Any) -> Self:
+        """Check the keywords."""
+        check_keywords(cls, positional, given)
+        return super().__new__(cls)

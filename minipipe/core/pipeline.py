@@ -25,6 +25,7 @@ from minipipe.core.execution.handlers import HANDLERS
 from minipipe.core.execution.payload import Payload
 from minipipe.core.execution.stage import Stage, claimed
 from minipipe.core.framing import check, handshake, loss, updates
+from minipipe.core.nn.module import load_state
 from minipipe.core.nn.parameter import Parameter
 from minipipe.core.nn.sequential import Sequential
 from minipipe.core.objective import Loss, Objective, shares_of
@@ -229,8 +230,7 @@ class Pipeline:
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take this rank's part of the whole model's values."""
-        for name, parameter in self.named_parameters():
-            parameter.load(state[name], name)
+        load_state(dict(self.named_parameters()), state)
 
     # -- handlers ----------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from minipipe.gpu import dropout, updates
 from minipipe.gpu.embedding import gradient_of_weight
 from minipipe.gpu.kernels import REALS, over_columns, over_elements, over_rows
 from minipipe.gpu.versions import add_version
+from minipipe.optim import scaling
+from minipipe.optim.muon import Muon
 from minipipe.optim.rules import SGD, Adam, AdamW
 
 Kernel = Callable[..., None]
@@ -206,9 +208,11 @@ inputs and shared values their gradients; see ``versions.py``.
 TABLES: list[tuple[dict[str, Any], Any]] = [
     (SOFTMAX_KERNELS, (_weights, _score_gradient)),
     (dropping.KERNELS, dropout.dropped),
+    (scaling.KERNELS, (updates.sums_of_squares, updates.scale)),
     (SGD.launches, updates.sgd),
     (Adam.launches, partial(updates.adam, is_decoupled=False)),
     (AdamW.launches, partial(updates.adam, is_decoupled=True)),
+    (Muon.launches, partial(updates.adam, is_decoupled=True, looks_ahead=False)),
 ]
 """Tables of functions by the name of the array module, with those for a GPU."""
 

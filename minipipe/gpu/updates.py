@@ -1,4 +1,6 @@
-"""Updates of all parameters of an optimiser in one launch."""
+"""Launches over many arrays: updates of parameters; the norm and a factor of their
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,6 @@ from minipipe.optim.launches import Item, Update
 from minipipe.optim.optimiser import ParameterGroup
 from minipipe.optim.rules import next_rates
 
-_CHUNK = 4096
-"""Elements of a block, as in the source."""
 _THREADS = 256
 
 
@@ -37,10 +37,14 @@ def sgd(items: Sequence[Item], group: ParameterGroup, update: Update) -> None:
 
 
 def adam(
-    items: Sequence[Item], group: ParameterGroup, update: Update, is_decoupled: bool
+    items: Sequence[Item],
+    group: ParameterGroup,
+    update: Update,
+    is_decoupled: bool,
+    looks_ahead: bool = True,
 ) -> None:
     """Change several parameters as ``optim.Adam`` does, or ``optim.AdamW`` if the
-    weight decay is decoupled.
+    weight decay is decoupled; ``looks_ahead`` is whether ``nesterov`` counts.
     """
     shrink = 1.0
     decay = group.weight_decay
@@ -54,7 +58,8 @@ def adam(
         launches.setdefault((values.dtype, rates), []).append(arrays)
     for (_, rates), rows in launches.items():
         numbers = *group.betas, *rates, shrink, decay
-        _launch("updates.adam", rows, *numbers, int(group.nesterov))
+        is_ahead = int(looks_ahead and group.nesterov)
+        _launch("updates.adam", rows, *numbers, is_ahead)
 
 
 def _fitting(
@@ -64,27 +69,81 @@ def _fitting(
     for values, gradient, state in items:
         arrays = [values, gradient, *filter(backend.is_array, state.values())]
         dtype = values.dtype
-        fits = backend.numpy_dtype(dtype).name in REALS
-        if fits and all(x.dtype == dtype and x.flags.c_contiguous for x in arrays):
+        are_alike = all(x.dtype == dtype and x.flags.c_contiguous for x in arrays)
+        if are_alike and _is_real(values):
             yield values, gradient, state
         else:
             update(values, gradient, state, group)
 
 
-def _launch(kernel: str, rows: list[list[Array]], *numbers: float) -> None:
-    """Launch a kernel over the values, gradients and states of some parameters."""
+def sums_of_squares(arrays: Sequence[Array]) -> list[float]:
+    """Return the sum of the squares of each array, in float64, with the bits of NumPy.
+
+    They are computed by two launches for each dtype, and read together.
+    """
+    xp = array_module(arrays[0])
+    launches: dict[Any, list[list[Any]]] = {}
+    for place, array in enumerate(arrays):
+        if not _is_real(array):
+            array = backend.as_array(array, xp.float64)
+        row = [backend.contiguous(array), place]
+        launches.setdefault(array.dtype, []).append(row)
+    results = xp.empty(len(arrays), dtype=xp.float64)
+    for rows in launches.values():
+        table, num_blocks = _table(rows)
+        first = rows[0][0]
+        sums = xp.empty(num_blocks, dtype=xp.float64)
+        to_sums = table, sums.data.ptr
+        launch(
+            "updates.sums_of_parts", first, num_blocks, _THREADS, *to_sums, len(rows)
+        )
+        to_results = *to_sums, results.data.ptr
+        launch("updates.sums_of_entries", first, len(rows), _THREADS, *to_results)
+    return backend.to_numpy(results).tolist()
+
+
+def scale(arrays: Sequence[Array], factor: float) -> Sequence[Array]:
+    """Multiply arrays by a number, in place, by a launch for each dtype."""
+    launches: dict[Any, list[list[Any]]] = {}
+    seen: set[int] = set()
+    for place, array in enumerate(arrays):
+        is_new = array.data.ptr not in seen
+        if is_new and _is_real(array) and array.flags.c_contiguous:
+            launches.setdefault(array.dtype, []).append([array, place])
+            seen.add(array.data.ptr)
+        else:
+            array *= factor
+    for rows in launches.values():
+        _launch("updates.scale", rows, factor)
+    return arrays
+
+
+def _is_real(array: Array) -> bool:
+    return backend.numpy_dtype(array.dtype).name in REALS
+
+
+def _launch(kernel: str, rows: list[list[Any]], *numbers: float) -> None:
+    """Launch a kernel over the elements of the first array of each row."""
+    table, num_blocks = _table(rows)
+    launch(kernel, rows[0][0], num_blocks, _THREADS, table, len(rows), *numbers)
+
+
+def _table(rows: list[list[Any]]) -> tuple[Array, int]:
+    """Return the table of a kernel, and its number of blocks. A row has up to four
+    arrays of one size, or numbers.
+    """
     entries: list[list[int]] = []
-    num_chunks = 0
-    for arrays in rows:
-        addresses = [array.data.ptr for array in arrays]
-        size = arrays[0].size
-        entries.append([*addresses, *[0] * (4 - len(arrays)), size, num_chunks])
-        num_chunks += -(-size // _CHUNK)
-    first = rows[0][0]
-    table = _on_device(array_module(first), np.array(entries, np.int64).tobytes())
-    launch(kernel, first, num_chunks, _THREADS, table, len(rows), *numbers)
+    num_blocks = 0
+    for row in rows:
+        found = [x if type(x) is int else x.data.ptr for x in row]
+        size = row[0].size
+        entries.append([*found, *[0] * (4 - len(row)), size, num_blocks])
+        # as in the source: 32 parts of up to 136 elements
+        num_blocks += 1 << max(0, (size // 136).bit_length() - 5)
+    xp = array_module(rows[0][0])
+    return _on_device(xp, np.array(entries, np.int64).tobytes()), num_blocks
 
 
-@lru_cache(maxsize=32)  # it is copied again when an address has changed
+@lru_cache(maxsize=64)  # it is copied again when an address has changed
 def _on_device(xp: ModuleType, entries: bytes) -> Array:
     return xp.asarray(np.frombuffer(entries, np.int64))

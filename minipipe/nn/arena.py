@@ -137,7 +137,7 @@ class Arena:
     def is_intact(self) -> bool:
         """Return whether every moved parameter has its values here. Local.
 
-        Loading, moving to another device and ``parameter.data = array`` replace them.
+        Moving to another device and ``parameter.data = array`` replace them.
         Another use of a parameter (``alias``) closes the arena.
         """
         return self.is_open and all(block.has_values() for block in self._blocks)

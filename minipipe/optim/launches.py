@@ -23,7 +23,7 @@ def launched(
     launches: Mapping[str, Launch],
     units: Sequence[Unit],
     states: States,
-    rule: tuple[Any, Update],
+    rule: tuple[Any, Update, Callable[[Any, Any], bool]],
     order: int,
 ) -> list[Unit]:
     """Change units by one launch for each array module that has it; return the others.
@@ -35,19 +35,22 @@ def launched(
     units : sequence of Parameter or Run
     states : dict
         The states of all parameters of the optimiser, by id.
-    rule : (ParameterGroup, function)
-        The numbers, and the function that changes one parameter.
+    rule : (ParameterGroup, function, function)
+        The numbers, the function that changes one parameter, and whether one is taken
+        whole.
     order : int
         As for ``note_change``.
     """
+    group, update, takes_whole = rule
     others: list[Unit] = []
     changed: list[Unit] = []
     items: dict[str, list[Item]] = {}
     for one in units:
         values = one.data
         module = backend.array_module(values).__name__
+        is_left = isinstance(one.node, HalfLeaf) or takes_whole(one, group)
         gradient = None
-        if module in launches and not isinstance(one.node, HalfLeaf):
+        if module in launches and not is_left:
             gradient = one.grad
         if gradient is None:
             others.append(one)
@@ -56,7 +59,7 @@ def launched(
         items.setdefault(module, []).append((values, gradient, state))
         changed.append(one)
     for module, found in items.items():
-        launches[module](found, *rule)
+        launches[module](found, group, update)
     for one in changed:
         one.note_change(order)
     return others

@@ -28,8 +28,10 @@ from minipipe.core.specs import Spec
 from minipipe.hints import with_hints
 from minipipe.nn.layers import Embedding, PositionalEmbedding, Unembedding
 from minipipe.nn.parallel import ParallelEmbedding, ParallelUnembedding
+from minipipe.optim.launches import Launch
 from minipipe.optim.optimiser import Optimiser, ParameterGroup
 from minipipe.optim.rules import AdamW
+from minipipe.optim.scaling import sum_of_squares
 
 # of Jordan et al. 2024: steep at 0, and within about 0.3 of 1 after five iterations
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -130,6 +132,7 @@ class Muon(AdamW):
 
     __slots__ = ()
     joins_parts: ClassVar[bool] = True
+    launches: ClassVar[dict[str, Launch]] = {}
     _kept_of_matrix: ClassVar[Mapping[str, float]] = {"velocity": -inf}
 
     def __init__(
@@ -247,12 +250,10 @@ def _norm(matrix: Array) -> Any:
     """Return the norm of a matrix, above 0: a number; or, of a device, an array for
     which the host does not wait.
     """
-    # in float64, and not a BLAS dot product, as for the norm of all gradients
-    xp = array_module(matrix)
-    exact = backend.as_array(matrix, xp.float64)
-    square = backend.reduce_sum(exact * exact)
+    square = sum_of_squares(matrix)
     if isinstance(matrix, np.ndarray):
         return max(sqrt(float(square)), _SMALLEST_NORM)
+    xp = array_module(matrix)
     return backend.as_array(
         xp.clip(xp.sqrt(square), _SMALLEST_NORM, None), matrix.dtype
     )

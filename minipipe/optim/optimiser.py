@@ -6,18 +6,19 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, NoReturn, Self, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
 from minipipe.core.autograd.modes import mode
+from minipipe.core.familiar import FamiliarKeywords
 from minipipe.core.nn.module import Module
-from minipipe.core.nn.parameter import HalfLeaf, Parameter
+from minipipe.core.nn.parameter import HalfLeaf, Parameter, stored
 from minipipe.core.specs import COUNT, Spec
 from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
-from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
+from minipipe.hints import Familiar, instead_of, missing, with_hints
 from minipipe.optim.launches import Launch, launched
 from minipipe.optim.nothing import steps_over_nothing
 from minipipe.optim.runs import Run, Walk
@@ -133,7 +134,7 @@ def _as_parameter(item: Any) -> Parameter:
     return spec.of_class("An optimiser", item)
 
 
-class Optimiser(Familiar, ABC):
+class Optimiser(FamiliarKeywords, ABC):
     """A rule that changes parameters by their gradients.
 
     Local; no messages. A parameter's new values depend only on its own gradients and
@@ -177,7 +178,8 @@ class Optimiser(Familiar, ABC):
         joins the parts that ranks keep of them, as :class:`Muon` does.
     launches : dict of str to function
         Class attribute, not inherited: by the name of an array module, a function that
-        changes several parameters in one launch, with the bits of ``_update``.
+        changes several parameters in one launch, with the bits of ``_update``. A
+        parameter that the rule takes whole is not among them.
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps:
         ``optimiser.groups[0].learning_rate = 0.01``. No other attribute can be set,
@@ -235,13 +237,6 @@ class Optimiser(Familiar, ABC):
     is_elementwise: ClassVar[bool] = False
     joins_parts: ClassVar[bool] = False
     launches: ClassVar[dict[str, Launch]] = {}
-
-    def __new__(cls, *positional: Any, **given: Any) -> Self:
-        """Refuse keywords that the optimiser does not take; the error names the
-        equivalent of PyTorch's.
-        """
-        check_keywords(cls, positional, given)
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -388,7 +383,7 @@ class Optimiser(Familiar, ABC):
             if units is None:
                 units = self._new_units(group.parameters)
             if launches := vars(type(self)).get("launches"):
-                rule = group, self._update
+                rule = group, self._update, self.takes_whole
                 others = launched(launches, units, self._states, rule, now)
                 has_changed |= len(others) < len(units)
                 units = others
@@ -548,11 +543,12 @@ class Optimiser(Familiar, ABC):
             for name, value in numbers.items():
                 setattr(group, name, value)
         for parameter, given in zip(self.parameters, state["states"]):
-            xp = parameter.xp
+            earlier = self._states[id(parameter)]
             kept = self._states[id(parameter)] = dict(given)
             for name, value in given.items():
                 if backend.is_array(value):
-                    kept[name] = backend.copy(backend.moved(value, xp))
+                    value = backend.moved(value, parameter.xp)
+                    kept[name] = stored(value, earlier.get(name))
         self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
 

@@ -4,8 +4,9 @@ precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fsum, inf, isfinite, sqrt
+from operator import imul
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
@@ -21,6 +22,14 @@ from minipipe.optim.state import state_of
 # The norm has the same bits however the parameters are ordered, grouped or divided
 # among ranks: each gradient's sum of squares is computed alone, in float64, and
 # ``math.fsum`` adds them without rounding before the end.
+
+Sums = Callable[[Sequence[Array]], list[float]]
+Scale = Callable[[Sequence[Array], float], Iterable[Array]]
+KERNELS: dict[str, tuple[Sums, Scale]] = {}
+"""By the name of an array module, functions of several arrays that take a few launches:
+the sum of the squares of each, in float64, for which a device is waited for once; and
+the product with a number, in place.
+"""
 
 
 @with_hints
@@ -137,11 +146,13 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     [25.0]
     """
     gradients = _gradients(parameters)
-    sums = list(map(_sum_of_squares, gradients.values()))
-    return over_parts(gradients, numbers(sums))
+    arrays = list(gradients.values())
+    sums, _ = _kernels(arrays)
+    return over_parts(gradients, sums(arrays))
 
 
-def _sum_of_squares(gradient: Array) -> Array:
+def sum_of_squares(gradient: Array) -> Array:
+    """Return the sum of the squares of an array, in float64."""
     # Not a BLAS dot product: its order of summation depends on the number of threads.
     float64 = backend.array_module(gradient).float64
     exact = backend.as_array(backend.contiguous(gradient), float64)
@@ -420,7 +431,7 @@ def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
     >>> optim.gradients_are_finite([weight])
     False
     """
-    return _are_finite(_gradients(parameters).values())
+    return are_finite(_gradients(parameters).values())
 
 
 def parts_are_finite(parameters: Iterable[Parameter]) -> bool:
@@ -441,12 +452,34 @@ def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
 
 
 def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
-    for parameter, gradient in gradients.items():
-        gradient *= factor
+    arrays = list(gradients.values())
+    _, scale = _kernels(arrays)
+    for parameter, gradient in zip(gradients, scale(arrays, factor)):
         parameter.grad = gradient  # if layers share it, `grad` was a new sum
 
 
-def _are_finite(gradients: Iterable[Array]) -> bool:
-    modules = ((gradient, backend.array_module(gradient)) for gradient in gradients)
-    found = [xp.all(xp.isfinite(gradient)) for gradient, xp in modules]
-    return all(numbers(found))
+def are_finite(gradients: Iterable[Array]) -> bool:
+    """Return whether all elements of some arrays are finite. Local."""
+    arrays = list(gradients)
+    sums, _ = kernels = _kernels(arrays)
+    # squares of float64 may overflow
+    if kernels is not _PLAIN and all(map(isfinite, sums(arrays))):
+        return True
+    modules = ((array, backend.array_module(array)) for array in arrays)
+    return all(numbers([xp.all(xp.isfinite(array)) for array, xp in modules]))
+
+
+def _kernels(arrays: Sequence[Array]) -> tuple[Sums, Scale]:
+    module = backend.array_module(next(iter(arrays), None))
+    return KERNELS.get(module.__name__, _PLAIN)
+
+
+def _plain_sums(arrays: Sequence[Array]) -> list[float]:
+    return numbers(list(map(sum_of_squares, arrays)))
+
+
+def _plain_scale(arrays: Sequence[Array], factor: float) -> Iterable[Array]:
+    return [imul(array, factor) for array in arrays]
+
+
+_PLAIN = (_plain_sums, _plain_scale)

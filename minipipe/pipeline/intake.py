@@ -243,17 +243,8 @@ class Intake:
         if self.needs.targets:
             objective.begin(sizes, parts.get(objective.noun), exchange)
         of_call = self.calls.count, training_step, self._seed
-        batch = Batch(
-            call,
-            sizes,
-            parts.get("inputs"),
-            objective,
-            *of_call,
-            bool(layout & 1),
-            self._num_slices(call),
-        )
-        batch.form_of_inputs = form
-        return batch
+        how = bool(layout & 1), self._num_slices(call), form
+        return Batch(call, sizes, parts.get("inputs"), objective, *of_call, *how)
 
     def _num_slices(self, call: str) -> int:
         return 1 if call in _WHOLE else self._plan.schedule.num_slices
@@ -282,21 +273,16 @@ class Intake:
             or len(batch.sizes) == 1
         ):
             return None
-        arrays = {noun: each.parts[0].arrays[0] for noun, each in own.items()}
-        forms = [
-            (noun, array.shape, array.strides, array.dtype)
-            for noun, array in arrays.items()
-        ]
-        key = batch.call, batch.sizes, agreed, *forms
+        parts = {noun: each.parts[0] for noun, each in own.items()}
+        made = PlainBatch(batch, parts, agreed, self.needs.targets)
+        key = made.call, made.sizes, agreed, *made.forms.items()
         known = self._plain_batches.get(key)
-        if known is None or batch.objective.loss is not known.loss:
-            if len(self._plain_batches) >= _MOST_FORMS:
-                self._plain_batches.clear()
-            parts = {noun: each.parts[0] for noun, each in own.items()}
-            known = self._plain_batches[key] = PlainBatch(
-                batch, parts, agreed, self.needs.targets
-            )
-        return known
+        if known is not None and made.loss is known.loss:
+            return known
+        if len(self._plain_batches) >= _MOST_FORMS:
+            self._plain_batches.clear()
+        self._plain_batches[key] = made
+        return made
 
     def _read(
         self,
@@ -313,9 +299,8 @@ class Intake:
         if self.needs.inputs:
             own["inputs"] = self._own(inputs, "inputs", "inputs", num_slices)
         if self.needs.targets and objective.needs_targets:
-            own[objective.noun] = self._own(
-                targets, objective.noun, "targets", num_slices
-            )
+            noun = objective.noun
+            own[noun] = self._own(targets, noun, "targets", num_slices)
         if any(each.layout == OF_SHARES for each in own.values()):
             self._check_share(call, num_slices)
         return own

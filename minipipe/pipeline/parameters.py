@@ -11,7 +11,7 @@ from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import digest
 from minipipe.core.autograd import backend
 from minipipe.core.execution.stage import Stage
-from minipipe.core.nn.module import check_state
+from minipipe.core.nn.module import check_state, load_state
 from minipipe.errors import ArgumentError, RankError
 from minipipe.execution.checks.calls import Calls, check_backward, part_of
 from minipipe.execution.checks.comparison import check_first_values
@@ -97,11 +97,9 @@ class AllParameters:
         for name, owner in self._plan.owners.items():
             own = self.own.get(name)
             is_owner = owner == self._group.rank
-            mine = (
-                own.joined(own.data)
-                if own is not None and (is_owner or own.is_divided)
-                else None
-            )
+            mine = None
+            if own is not None and (is_owner or own.is_divided):
+                mine = own.joined(own.data)
             mine = backend.to_numpy(mine) if is_owner else None
             state[name] = self._group.broadcast(mine, owner, what=part_of("state_dict"))
         return state
@@ -113,8 +111,7 @@ class AllParameters:
         check_state(dict(self._plan.model.named_parameters()), state)
         if self._calls.updates:
             self._calls.updates.note_state(state)
-        for name, parameter in self.own.items():
-            parameter.load(backend.as_array(state[name]), name)
+        load_state(self.own, state)
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Limit the norm of the gradients of all ranks, and return the norm before.
@@ -155,12 +152,9 @@ class AllParameters:
             "sharded", {"sharded optimiser": digest(asked) >> 16}
         )  # as many bits as one number of a fingerprint keeps
         if any(one.is_summed for one in self.own.values()):
-            message = (
-                "On this grid parameters are sharded, and so is the state of the "
-                "optimiser"
-            )
             raise ArgumentError(
-                f"{message}: write optim.Adam(pipeline.parameters()), without sharded.",
+                "On this grid parameters are sharded, and so is the state of the "
+                "optimiser: write optim.Adam(pipeline.parameters()), without sharded.",
             )
         rule = check_elementwise(rule)
         trained = list(self.own.values() if parameters is None else parameters)
@@ -181,13 +175,10 @@ class AllParameters:
         gathered = self._group.all_gather(mine, what=part_of("unscale_gradients"))
         finite, values = zip(*(row.tolist() for row in gathered))
         if len(set(values)) > 1:
-            message = (
-                f"The loss scales of the ranks are {list(values)}; expected the same "
-                "on all."
-            )
             raise RankError(
                 "disagreement",
-                f"{message} Create it in the same way on every rank, and use it in "
-                "the same steps.",
+                f"The loss scales of the ranks are {list(values)}; expected the same "
+                "on all. Create it in the same way on every rank, and use it in the "
+                "same steps.",
             )
         return scale.unscale(self.own.values(), all(finite))

@@ -167,7 +167,7 @@ class ShardedOptimiser(Optimiser):
         for one in self.groups:
             pieces = [self._pieces[id(each)][0] for each in one.parameters]
             groups.append({"parameters": pieces, **one.hyper_parameters})
-        # which has the state; its groups do not count
+        # which has the state, and takes the numbers of the groups above
         self._sharded = rule(groups, **numbers)
 
     def __copy__(self) -> NoReturn:
@@ -211,17 +211,29 @@ class ShardedOptimiser(Optimiser):
         ]
         self._gather(trained, "the values")
 
-    def _change(self, parameter: Any, gradient: Array, group: ParameterGroup) -> None:
-        piece, elements = self._pieces[id(parameter)]
-        piece.data = _reshaped(_flat(parameter)[elements], piece)  # a view
-        xp = backend.array_module(gradient)
-        own = _reshaped(xp.reshape(gradient, (-1,))[elements], piece)
-        self._sharded._change(piece, own, group)
+    def apply(self) -> bool:
+        """Change this rank's elements of every parameter that has a gradient; return
+        whether one has.
+        """
+        pairs = [(each, each.grad) for each in self.parameters]
+        changed = [(each, gradient) for each, gradient in pairs if gradient is not None]
+        for parameter, gradient in changed:
+            piece, elements = self._pieces[id(parameter)]
+            xp = backend.array_module(gradient)
+            piece.data = _reshaped(_flat(parameter)[elements], piece)  # a view
+            piece.grad = _reshaped(xp.reshape(gradient, (-1,))[elements], piece)
+        for group, own in zip(self.groups, self._sharded.groups):
+            vars(own).update(group.hyper_parameters)
+        self._sharded.apply()
+        for parameter, _ in changed:
+            self._pieces[id(parameter)][0].grad = None
+            parameter.note_change()
+        return bool(changed)
 
     def _update(
         self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup
     ) -> None:
-        raise NotImplementedError  # _change leaves it to the rule
+        raise NotImplementedError  # apply leaves it to the rule
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as of a plain optimiser, on every rank. Collective among
@@ -286,14 +298,11 @@ class ShardedOptimiser(Optimiser):
                 for of_rank in shares
             ]
             words = f"{what} of shard {{}} of {len(sharing.ranks)}"
-            channel = Channel(
-                self._process_group, OwnTag.COPY, xp=sharing.parameters[0].xp
-            )
-            begun.append(
-                AllGather(
-                    channel, sharing.ranks, [array for _, array in arrays], parts, words
-                )
-            )
+            whole = [array for _, array in arrays]
+            # a state that is saved is NumPy's, whatever the device
+            xp = backend.array_module(next(iter(whole), None))
+            channel = Channel(self._process_group, OwnTag.COPY, xp=xp)
+            begun.append(AllGather(channel, sharing.ranks, whole, parts, words))
         for gathering in begun:
             gathering.wait()
         finish(send for gathering in begun for send in gathering.exchange.sends)

@@ -110,6 +110,17 @@ class Choice:
         return 2 ** self.recomputed.count(None)
 
     @property
+    def problem(self) -> tuple[object, ...]:
+        """All that it decides besides recomputation."""
+        return self.sizes, self.workload.placement, self.offloads
+
+    def covers(self, other: Choice) -> bool:
+        """Whether another choice is this one, or one of those that this stands for."""
+        pairs = zip(self.recomputed, other.recomputed)
+        decided = all(mine is None or mine is theirs for mine, theirs in pairs)
+        return decided and self.problem == other.problem
+
+    @property
     def order(self) -> tuple[float, int]:
         """The key by which choices are weighed."""
         return self.bound, self.count

@@ -34,6 +34,7 @@ second hand; nothing of their numbers is used.
 from __future__ import annotations
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, product
 from math import inf
@@ -88,8 +89,7 @@ class JointResult(NamedTuple):
     choices, searched, waiting, impossible : int
         The numbers of choices: in all; searched; left although their bounds are below
         the value, because a limit ended the search; without a schedule, for lack of
-        memory. The others were pruned: their bounds are not below the value. Of a group
-        of undecided choices that waits, some may have been searched.
+        memory. The others were pruned: their bounds are not below the value.
     is_complete : bool
         Whether every partition was a choice.
     """
@@ -236,7 +236,7 @@ def _result(
         best.offloads,
         sum(choice.count for choice in choices),
         len(weighing.searched),
-        sum(choice.count for choice in filter(weighing.is_below, weighing.waiting)),
+        weighing.num_waiting(),
         weighing.impossible,
         is_complete=rest == inf,
     )
@@ -272,6 +272,16 @@ class _Weighing:
     def value(self) -> float:
         """The best value; infinite at the beginning."""
         return inf if self.best is None else self.best.value
+
+    def num_waiting(self) -> int:
+        """Return how many choices below the best value were not searched."""
+        searched: defaultdict[object, list[Choice]] = defaultdict(list)
+        for choice in self.searched:
+            searched[choice.problem].append(choice)
+        number = 0
+        for group in filter(self.is_below, self.waiting):
+            number += group.count - sum(map(group.covers, searched[group.problem]))
+        return number
 
     def describe(self) -> str:
         """Return a progress message."""
@@ -331,6 +341,8 @@ class _Weighing:
                 if self.best is None or self._has_ended(left):
                     return
                 choice = self.best.flipped(stages[first : first + size])
+                if any(choice.covers(other) for other in self.searched):
+                    continue
                 if choice.find_bound(self.objective) and self.is_below(choice):
                     self._begin(choice)
 

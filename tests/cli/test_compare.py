@@ -4,12 +4,12 @@ import csv
 import io
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from tests.launch import needs_mpi, run
-from tests.tuning.test_grids import EIGHT, FOUR, TINY, assert_as_promised, tiny
+from tests.tuning.test_grids import FOUR, TINY, assert_as_promised, tiny
 
 
 def options_of(task):
@@ -41,7 +41,7 @@ def compared(num_ranks, task):
         *options_of(task),
         "--rounds=1",
     ]
-    done = run([*command, "--json"], limit=240)  # eight ranks that share two cores
+    done = run([*command, "--json"], limit=240)  # four ranks that share two cores
     assert done.code == 0 and is_progress(done.err)
     said = next(line for line in done.err.splitlines() if "busy" not in line)
     assert (
@@ -54,21 +54,10 @@ def compared(num_ranks, task):
 @pytest.mark.slow
 @needs_mpi
 def test_it_starts_its_ranks_itself():
-    found = compared(2, TINY)
-    assert found["where"].startswith("2 MPI ranks on ") and found["left_out"] == {}
-    assert_as_promised(found["grids"], TINY)
-
-
-@needs_mpi
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "num_ranks", "left_out"), [(FOUR, 4, []), (EIGHT, 8, ["tensor 8"])]
-)
-def test_so_it_does_with_more(task, num_ranks, left_out):
-    found = compared(num_ranks, task)
-    assert list(found["left_out"]) == left_out and found["where"].startswith(
-        f"{num_ranks} MPI ranks on "
-    )
+    task = replace(FOUR, heads=2)
+    found = compared(4, task)
+    assert list(found["left_out"]) == ["tensor 4"]
+    assert found["where"].startswith("4 MPI ranks on ")
     assert_as_promised(found["grids"], task)
 
 

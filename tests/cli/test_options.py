@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minipipe.cli import edit, main, run
+from minipipe.cli.declaring import file_path
 from minipipe.cli.main import VERBS, _parser_of
-from minipipe.cli.options import file_path
 from tests.launch import slowly
 from tests.trace.written import recorded
 

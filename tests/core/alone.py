@@ -8,8 +8,11 @@ import hashlib
 import json
 import sys
 import zlib
+from time import perf_counter
+from types import SimpleNamespace
 
 import numpy as np
+from minipipe.core.autograd.backend import clock_of
 from minipipe.core.comm.launch import init_process_group, spawn
 from minipipe.core.errors import ScheduleError
 from minipipe.core.framing import all_gradients, framing_kind, with_rank_kind
@@ -128,6 +131,34 @@ def check_refusals():
     raise AssertionError("0G0 is no action")
 
 
+class Event:
+    """An event of a device, which comes to it a second after the host."""
+
+    def record(self):
+        self.time = perf_counter() + 1
+        self.is_over = False
+
+    def synchronize(self):
+        self.is_over = True
+
+
+def elapsed(begin, end):
+    """Return milliseconds, of events that are over."""
+    assert begin.is_over and end.is_over
+    return 1000 * (end.time - begin.time)
+
+
+def check_times():
+    """Check that work of a module with events is timed, and its launch is not."""
+    cuda = SimpleNamespace(Event=Event, get_elapsed_time=elapsed)
+    now = clock_of(SimpleNamespace(cuda=cuda))
+    begin, end = now(), now()
+    assert not begin.event.is_over and not end.event.is_over
+    begin.event.time -= 2.5
+    assert abs(float(end) - float(begin) - 2.5) < 0.1
+    assert clock_of(np) is perf_counter
+
+
 def read_back(schedule):
     """Verify, write, read and simulate a schedule; return its times
     and peaks."""
@@ -143,6 +174,7 @@ def main(kind):
     num_ranks = 1 if kind == "one" else 4
     results, predicted = {}, {}
     check_refusals()
+    check_times()
     KINDS["NOISE"] = NOISE
     for name, build in BUILDERS.items():
         schedule = build(num_ranks, NUM_MICROBATCHES)

@@ -168,15 +168,7 @@ def test_the_list_has_no_module_that_nothing_loads(folder):
 
 
 def test_the_core_chooses_no_gpu_and_says_so(folder):
-    program = (
-        "from time import perf_counter\n"
-        "from types import SimpleNamespace as Module\n"
-        "from minipipe.core.autograd import backend\n"
-        "from minipipe.core.nn.basic import Linear\n"
-        "given = Module(cuda=Module(Event=None))\n"
-        "assert backend.clock_of(given) is perf_counter\n"
-        "Linear(2, 2).to('gpu')"
-    )
+    program = "from minipipe.core.nn.basic import Linear; Linear(2, 2).to('gpu')"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,

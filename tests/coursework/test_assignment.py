@@ -294,6 +294,16 @@ def test_the_file_of_feedback_stays_in_its_directory(teams, ask):
     assert all((teams.parent / "feedback" / name).exists() for name in names)
 
 
+def test_students_whose_feedback_would_share_a_file_are_refused(teams, ask):
+    text = GROUPS.replace("c@x.edu", "d/e@x.edu").replace("b@x.edu", "d_e@x.edu")
+    (teams.parent / "roster.csv").write_text(text)
+    book = GROUP_BOOK.replace("c@x.edu", "d/e@x.edu").replace("b@x.edu", "d_e@x.edu")
+    teams.write_text(book)
+    status, _, err = ask(*GRADE, *MERGE, "--feedback", "feedback")
+    assert status == 2 and "one file for 'd/e@x.edu' and 'd_e@x.edu', 'd_e@x." in err
+    assert teams.read_text() == book and not (teams.parent / "feedback").exists()
+
+
 def test_the_missing_students_are_in_the_data(teams, ask, monkeypatch):
     monkeypatch.setattr("minipipe.cli.grade.grade_all", lambda *_, **options: [])
     monkeypatch.setattr("minipipe.cli.grade.ResultFiles.write", lambda *_: None)

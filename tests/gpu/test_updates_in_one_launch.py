@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 
-from minipipe import nn, optim
+from minipipe import Pipeline, nn, optim, spawn
 from minipipe.core.autograd.backend import to_numpy
 from minipipe.nn.arena import Arena
 from tests.compile import device
@@ -196,6 +196,17 @@ def test_what_a_kernel_cannot_change_is_changed_by_the_rule():
     assert run(device) == (run(np)[0], 1)
 
 
+def test_muon_needs_one_launch_for_all_that_is_no_matrix():
+    def make(given):
+        matrices = {"parameters": [given[1], given[6], given[0]]}
+        others = {"parameters": [*given[2:6], given[7]], "orthogonal": False}
+        return optim.Muon([matrices, others], 0.01, weight_decay=0.2)
+
+    found, launches = steps(device, make)
+    # the bits of its matrices depend on the products of a module
+    assert (found, launches) == (steps(np, make)[0], [2, 2, 3])
+
+
 def test_a_rule_that_changes_a_rule_is_not_launched():
     class Halved(optim.AdamW):
         def _update(self, data, gradient, state, group):
@@ -259,6 +270,63 @@ def test_a_copy_of_an_optimiser_changes_its_own_parameters():
     set_gradients(other.parameters, device, 1)
     other.step()
     assert bits(optimiser) == before != bits(other)
+
+
+SHARDED = {
+    "sgd": (optim.SGD, {"learning_rate": 0.1, "momentum": 0.9}),
+    "adamw": (optim.AdamW, {"learning_rate": 0.01}),
+}
+
+
+def trained(group, xp, rule, is_sharded, dtype):
+    """Train on replicas; return losses, values and states, and launches of steps."""
+    layers = [nn.Linear(6, 7, dtype=dtype), nn.Tanh(), nn.Linear(7, 6, dtype=dtype)]
+    options = {"loss": nn.MSELoss(), "gradient_blocks": 4, "device": xp}
+    options |= {"replicas": group.size, "num_microbatches": 8 // group.size}
+    pipeline = Pipeline(nn.Sequential(*layers), group, **options)
+    kind, numbers = SHARDED[rule]
+    if is_sharded:
+        optimiser = pipeline.sharded(kind, **numbers)
+    else:
+        optimiser = kind(pipeline.parameters(), **numbers)
+    x, y = np.random.default_rng(0).normal(size=(2, 16, 6)).astype(np.float32)
+    found, launches = [], []
+    for step in range(4):
+        found.append(float(pipeline.step(x, y)))
+        optimiser.groups[0].learning_rate = 0.1 / (step + 1)
+        if step == 2:
+            optimiser.load_state_dict(optimiser.state_dict())
+        group.barrier()
+        before = Kernel.num_launches
+        group.barrier()  # the ranks are threads, and count together
+        optimiser.step()
+        group.barrier()
+        launches.append(Kernel.num_launches - before)
+    values = [to_numpy(each.data).tobytes() for each in optimiser.parameters]
+    return (found, values, bits(optimiser)), launches
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rule", SHARDED)
+def test_each_rank_changes_its_shard_by_one_launch(rule, dtype):
+    def run(xp, is_sharded, num_ranks=2):
+        return spawn(
+            lambda group: trained(group, xp, rule, is_sharded, dtype), num_ranks
+        )
+
+    ((expected, _),) = run(np, False, num_ranks=1)
+    assert run(device, False) == [(expected, [2] * 4)] * 2
+    assert run(device, True) == [(expected, [2] * 4)] * 2
+    assert run(np, True) == [(expected, [0] * 4)] * 2
+
+
+def test_shards_of_halves_have_the_bits_of_whole_parameters():
+    def run(xp, is_sharded):
+        return spawn(
+            lambda group: trained(group, xp, "adamw", is_sharded, np.float16)[0], 2
+        )
+
+    assert run(device, True) == run(np, False)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])

@@ -17,10 +17,10 @@ from minipipe import (
     spawn,
 )
 from minipipe.core.autograd import backend, host
+from minipipe.core.autograd.clock import DeviceClock
 from minipipe.core.objective import Objective
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.execution.samples import samples
-from minipipe.gpu.clock import DeviceClock
 from tests.compile import device
 from tests.gpu.emulated import installed, needs_compiler
 from tests.gpu.waits import counted

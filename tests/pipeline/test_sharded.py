@@ -4,13 +4,22 @@ keeps all of it.
 
 import sys
 import warnings
+from weakref import ref
 
 import array_api_strict
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, checkpoint, init_process_group, nn, optim, spawn
-from minipipe.errors import ArgumentError, MessageError, RankError
+from minipipe import (
+    Pipeline,
+    checkpoint,
+    functional,
+    init_process_group,
+    nn,
+    optim,
+    spawn,
+)
+from minipipe.errors import ArgumentError, MessageError, RankError, TensorError
 from minipipe.pipeline.sharding import ShardedOptimiser, Sharing
 from minipipe.testing import same_bits
 from tests.launch import covering, mpirun, needs_mpi, slowly
@@ -165,6 +174,22 @@ def test_master_values_of_halves_are_divided_under_a_loss_scale_that_overflows_f
     whole = spawn(lambda group: trained(group, shards=False, **both), 1)[0]
     assert 0 < whole[3] < 8 and "master" in whole[2]["0.weight"]
     check(4, {"replicas": 2}, **both)
+
+
+def test_a_step_keeps_no_gradient_and_outdates_earlier_graphs():
+    def run(group):
+        pipeline, optimiser = made(group, replicas=2)
+        pipeline.step(X, Y)
+        weight = optimiser.parameters[0]
+        before = functional.total(weight * weight)
+        gradient = ref(weight.grad)
+        optimiser.step()
+        with pytest.raises(TensorError, match="changed"):
+            before.backward()
+        weight.grad = None
+        return gradient()
+
+    assert spawn(run, 2) == [None, None]
 
 
 def test_groups_keep_their_numbers_and_frozen_parameters_have_no_state():

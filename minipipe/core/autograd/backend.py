@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import lru_cache, wraps
 from time import perf_counter
 from types import ModuleType
@@ -133,8 +132,6 @@ def is_array(value: object) -> bool:
     """Return whether a value is an array of some module, and no number, list or NumPy
     scalar.
     """
-    if isinstance(value, np.ndarray):
-        return True
     if isinstance(value, np.generic):
         return False
     protocol = "__cuda_array_interface__"
@@ -256,9 +253,8 @@ def is_fresh(array: Array) -> bool:
     """Return whether an array owns its memory, in C order: then it may be handed over
     without a copy.
     """
-    if type(array) is np.ndarray or hasattr(array, "__cuda_array_interface__"):
-        return array.base is None and array.flags.c_contiguous
-    return False
+    has_views = type(array) is np.ndarray or hasattr(array, "__cuda_array_interface__")
+    return has_views and array.base is None and array.flags.c_contiguous
 
 
 _INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}  # by size in bytes
@@ -541,11 +537,9 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
     in another memory.
     """
     if array_module(array) is not xp:
-        array = to_numpy(array)
-        if xp is not np:
-            # CuPy copies what is not pinned into pinned memory of its pool, at once;
-            # arrays in pinned memory of ours are not written again.
-            array = xp.asarray(array)
+        # CuPy copies what is not pinned into pinned memory of its pool, at once; arrays
+        # in pinned memory of ours are not written again.
+        array = xp.asarray(to_numpy(array))
     if dtype is None or array.dtype is dtype:
         return array
     found = numpy_dtype(dtype)
@@ -585,15 +579,12 @@ def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
 def clock_of(xp: ModuleType) -> Callable[[], Any]:
     """Return a function that notes the time: ``perf_counter``; of a device with events
     a clock that waits for nothing, whose times ``float()`` reads later.
-
-    The core alone has ``perf_counter`` only, which times launches there.
     """
-    if hasattr(getattr(xp, "cuda", None), "Event"):
-        with suppress(ModuleNotFoundError):  # the core alone
-            from minipipe.gpu.clock import DeviceClock
+    if not hasattr(getattr(xp, "cuda", None), "Event"):
+        return perf_counter
+    from minipipe.core.autograd.clock import DeviceClock
 
-            return DeviceClock(xp)
-    return perf_counter
+    return DeviceClock(xp)
 
 
 def synchronise(xp: ModuleType) -> None:

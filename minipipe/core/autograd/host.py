@@ -59,6 +59,5 @@ def numbers(arrays: Sequence[Array]) -> list[Any]:
         return list(arrays)
     if isinstance(arrays[0], np.ndarray | np.generic):
         return [array.item() for array in arrays]
-    xp = array_module(arrays[0])
     one = [reshape(array, ()) for array in arrays]
-    return to_numpy(xp.stack(one)).tolist()
+    return to_numpy(array_module(one[0]).stack(one)).tolist()

@@ -14,8 +14,7 @@ import numpy as np
 from minipipe.core.autograd import backend
 from minipipe.core.errors import ArgumentError, ParameterError
 from minipipe.core.familiar import (
-    Familiar,
-    check_keywords,
+    FamiliarKeywords,
     check_options,
     explain,
     optional,
@@ -28,7 +27,7 @@ from minipipe.core.specs import Spec
 Kind = TypeVar("Kind", bound="Module")
 
 
-class Module(Familiar):
+class Module(FamiliarKeywords):
     """A part of a model. Subclasses set parameters and modules as attributes and define
     ``forward``.
 
@@ -64,13 +63,6 @@ class Module(Familiar):
     # A module that this one computes by its method ``compute(function, x)``. If it is a
     # sequence, its layers draw random numbers as if they stood in place of this one.
     _unfolded: Any = None
-
-    def __new__(cls, *positional: Any, **given: Any) -> Self:
-        """Refuse keywords that the module does not take; the error names the equivalent
-        of PyTorch's.
-        """
-        check_keywords(cls, positional, given)
-        return super().__new__(cls)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses define how."""
@@ -277,8 +269,7 @@ class Module(Familiar):
         """
         parameters = dict(self.named_parameters())
         check_state(parameters, state)
-        for name, parameter in parameters.items():
-            parameter.load(backend.as_array(state[name]), name)
+        load_state(parameters, state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy as ``copy.deepcopy`` makes it, in which functions that were
@@ -507,6 +498,25 @@ def check_state(
             )
         own = backend.numpy_dtype(parameter.dtype)
         _check_same_numbers(name, backend.to_numpy(given), own)
+
+
+def load_state(
+    parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]
+) -> None:
+    """Load checked values into parameters, in place as :meth:`Parameter.load` does.
+
+    All are read before the first is written, since an error may come from the state, and
+    a value may have the memory of another parameter.
+    """
+    given = {name: backend.as_array(state[name]) for name in parameters}
+    arrays = [each.data for each in parameters.values() if each.is_filled]
+    here = [each for each in arrays if isinstance(each, np.ndarray)]
+    for name, array in given.items():
+        is_here = isinstance(array, np.ndarray)
+        if not is_here or any(np.may_share_memory(array, each) for each in here):
+            given[name] = backend.copy(array)
+    for name, parameter in parameters.items():
+        parameter.load(given[name], name)
 
 
 def check_names(missing: Sequence[str], unexpected: Iterable[str]) -> None:

@@ -44,6 +44,31 @@ def _leaf(shape: Shape, dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
+def stored(values: Array, earlier: Any) -> Array:
+    """Return a copy of values in C order: in an earlier array, if it is like a new one.
+
+    Then programs and graphs with its address stay valid.
+
+    Parameters
+    ----------
+    values : array
+    earlier : object
+        None if there is no earlier array.
+    """
+    made = backend.copy(values)
+    if _form(made) != _form(earlier):
+        return made
+    earlier[...] = made  # which the memory of the values may be
+    return earlier
+
+
+def _form(array: Any) -> list[Any]:
+    # some modules have arrays without strides, flags or devices
+    is_writeable = getattr(getattr(array, "flags", None), "writeable", True)
+    names = ("shape", "dtype", "strides", "device")
+    return [type(array), is_writeable, *(getattr(array, n, None) for n in names)]
+
+
 # Attributes, other than the values, that a copy of a parameter takes over.
 _COPIED = ("shape", "dtype", "initialiser", "num_uses", "is_placed")
 
@@ -125,16 +150,15 @@ class Parameter(Tensor):
                 f"(both factors of a product). Give one: nn.Parameter({shape}, "
                 "nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
-        if isinstance(shape, tuple):
-            values = None
-        else:
+        values = None
+        if not isinstance(shape, tuple):
             values = Tensor(shape, requires_grad=True, dtype=dtype).data
         # Known before there are values, unlike the shape and dtype of other tensors.
         self.shape: Shape = tuple(shape) if values is None else values.shape
         dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
         self.dtype: Any = dtype
         self.initialiser = initialiser
-        self.xp = np if values is None else backend.array_module(values)
+        self.xp = backend.array_module(values)
         self.node: Leaf = _leaf(self.shape, self.dtype)
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
@@ -316,6 +340,9 @@ class Parameter(Tensor):
         """Take a copy of values of the same shape, in this parameter's dtype; the
         gradient is forgotten.
 
+        The array of a trained parameter stays, with other values, as in an optimiser's
+        step. A frozen one gets a new array: a graph does not notice that it changes.
+
         Raises
         ------
         ParameterError
@@ -326,7 +353,8 @@ class Parameter(Tensor):
                 "shape",
                 f"{name} has shape {self.shape}; the values given have {values.shape}.",
             )
-        self.data = backend.copy(backend.moved(values, self.xp, self.dtype))
+        earlier = self.data if self.is_filled and self.requires_grad else None
+        self.data = stored(backend.moved(values, self.xp, self.dtype), earlier)
         self._drop_grad()
         self.note_change()
 

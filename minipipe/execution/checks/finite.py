@@ -20,7 +20,6 @@ from minipipe.autograd import Leaf
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array
-from minipipe.core.autograd.host import numbers
 from minipipe.errors import Code, NotFiniteError, warn_caller
 from minipipe.execution import BatchLoss
 
@@ -108,15 +107,13 @@ class FiniteCheck:
         return -1
 
     def _squares_are_finite(self) -> bool:
-        # without a context: vdot does not warn of what this looks for
+        gradients = self._gradients()
         if self.xp is np:
-            return all(
-                isfinite(np.vdot(gradient, gradient)) for gradient in self._gradients()
-            )
-        with np.errstate(all="ignore"):
-            return isfinite(
-                sum(numbers(list(map(backend.sum_of_squares, self._gradients()))))
-            )
+            # without a context: vdot does not warn of what this looks for
+            return all(isfinite(np.vdot(gradient, gradient)) for gradient in gradients)
+        from minipipe.optim.scaling import are_finite
+
+        return are_finite(gradients)
 
     def _gradients(self) -> list[Array]:
         """Return all gradients: in a few arrays if they lie side by side."""

@@ -480,8 +480,17 @@ def run_on(group, name, rank):
     return program(group, **(other if group.rank == rank else usual))
 
 
+def run_all_alike(group):
+    """Run what every case has on one rank on all of them, and what it has on the others."""
+    for _, other, usual in CASES.values():
+        for changes in (other, usual):
+            program(group, **changes)
+
+
 if __name__ == "__main__":
     with init_process_group() as ranks:
+        if sys.argv[1:] == ["all alike"]:
+            run_all_alike(ranks)
         for case in sys.argv[1:]:
             try:
                 run_on(ranks, case, rank=ranks.size - 1)

@@ -51,9 +51,10 @@ def test_without_a_difference_all_of_these_programs_train():
 
 @needs_mpi
 @pytest.mark.parametrize(
-    "name", [*OVER_MPI[:1], *(slowly(name) for name in CASES if name != OVER_MPI[0])]
+    "name", [OVER_MPI[0], *map(slowly, OVER_MPI[1:]), *map(slowly, list(CASES)[::9])]
 )
 def test_processes_are_compared_like_threads(name):
+    """All cases take the same way, so a few of them take it between processes."""
     job = mpirun(2, PROGRAM, name)
     assert job.code != 0 and f"disagreement The {CASES[name][0]}" in job.out, job
 
@@ -61,7 +62,8 @@ def test_processes_are_compared_like_threads(name):
 @needs_mpi
 @pytest.mark.slow
 def test_processes_that_run_the_same_program_are_left_alone():
-    job = mpirun(4, PROGRAM, "nothing", PYTHONHASHSEED="random")
+    """No description is of a process: an address, or an order of hashes."""
+    job = mpirun(2, PROGRAM, "all alike", limit=200, PYTHONHASHSEED="random")
     assert job.code == 0, job
 
 

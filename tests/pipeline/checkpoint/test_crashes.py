@@ -98,7 +98,10 @@ def run(monkeypatch, folder, expected, act, keep, in_background):
 
 
 ACTS = {"crashes": crashes, "fails_once": fails_once, "is_full": is_full}
-EVERY = [slowly(*cell, 1) for cell in sample_of(ACTS, (1, 2), (False, True))]
+# Each call in the foreground and in the background; of the others, each third.
+AT_LENGTH = {("crashes", 1, False): 1, ("crashes", 2, True): 1}
+OTHERS = dict.fromkeys(sample_of(ACTS, (1, 2), (False, True), strength=1), 3)
+EVERY = [slowly(*cell, every) for cell, every in (OTHERS | AT_LENGTH).items()]
 
 
 @pytest.mark.parametrize(

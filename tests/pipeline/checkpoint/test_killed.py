@@ -76,8 +76,7 @@ def check(folder, undisturbed, resume, *fault, num_ranks=4):
         (in_threads, 0, "call", 9),
         *[
             slowly(in_threads, rank, what, 0)
-            for rank in range(4)
-            for what in ("warm-up", "steady", "cool-down")
+            for rank, what in enumerate(("warm-up", "cool-down", "steady", "warm-up"))
         ],
         *[slowly(in_processes, rank, "call", 2) for rank in (0, 3)],
     ],
@@ -89,10 +88,11 @@ def test_a_killed_training_goes_on_with_the_bits_of_one_that_was_not(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "every"), [(0, 4), (1, 2)])
 def test_killed_at_any_call_of_the_file_system_it_is_the_old_or_the_new(
-    tmp_path, undisturbed, rank
+    tmp_path, undisturbed, rank, every
 ):
+    """At each call, in threads: test_crashes.py."""
     number = 1
     while check(
         tmp_path / f"{number}",
@@ -104,8 +104,8 @@ def test_killed_at_any_call_of_the_file_system_it_is_the_old_or_the_new(
         KEEP,
         num_ranks=2,
     ):
-        number += 1
-    print(f"rank {rank}: killed at {number - 1} calls")
+        number += every
+    print(f"rank {rank}: killed at each {every}. of {number - 1} calls")
     # open, write and fsync; on rank 0 all the others, too
     assert number - 1 >= {0: 25, 1: 3}[rank]
 

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import minipipe.passes.kinds  # noqa: F401  a text that is refused would declare them
@@ -14,7 +14,8 @@ from minipipe import schedules
 from minipipe.render.editor import Editor, draw_editor
 from minipipe.render.editor.draft import Draft
 from minipipe.render.editor.sharing import packed
-from tests.launch import covering, slowly
+from tests.launch import covering
+from tests.strategies import examples
 
 COSTS = [
     *(
@@ -190,21 +191,15 @@ def start(file=None):
     return Editor(Draft.of(schedules.one_f_one_b(2, 2)), file=file)
 
 
-@pytest.mark.parametrize("examples", [30, slowly(400)])
-def test_a_refused_message_changes_nothing_and_an_accepted_one_leaves_a_page(examples):
-    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(st.lists(messages(), max_size=12))
-    def law(sent):
-        editor, before = start(), state(start())
-        for message in sent:
-            answer = json.loads(editor.ask(json.dumps(message)))
-            after = state(editor)
-            assert not answer["isRefused"] or (answer["said"] and after == before), (
-                message
-            )
-            before = after
-
-    law()
+@examples(400)
+@given(st.lists(messages(), max_size=12))
+def test_a_refused_message_changes_nothing_and_an_accepted_one_leaves_a_page(sent):
+    editor, before = start(), state(start())
+    for message in sent:
+        answer = json.loads(editor.ask(json.dumps(message)))
+        after = state(editor)
+        assert not answer["isRefused"] or (answer["said"] and after == before), message
+        before = after
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The search for partition, placement and schedule together."""
 
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 
@@ -10,6 +10,7 @@ from minipipe.core.schedules.action import O
 from minipipe.errors import ScheduleError
 from minipipe.schedules import find_schedule
 from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search import joint as joint_search
 from minipipe.search.brute_force import solve_by_branch_and_bound
 from minipipe.search.choices import costs_of_stages
 from minipipe.search.joint import _Partitions, find_joint
@@ -81,6 +82,33 @@ def test_of_too_many_partitions_the_others_are_bounded_by_their_work():
     joint = find_joint(costs, 31, [tuple(range(8))], 8, evaluations=300)
     assert not joint.is_complete and joint.best.bound <= joint.best.value
     assert sum(joint.sizes) == 31
+
+
+def members_of(choice):
+    """Return the decided choices that one stands for."""
+    cases = [(each,) if each is not None else (0, 1) for each in choice.recomputed]
+    return {(choice.problem, *map(bool, case)) for case in product(*cases)}
+
+
+def test_each_choice_is_counted_once(monkeypatch):
+    """Also one that was searched beside the group of undecided ones it is in."""
+    weighed = []
+    result = joint_search._result
+    monkeypatch.setattr(
+        joint_search, "_result", lambda *args: weighed.append(args[0]) or result(*args)
+    )
+    times = [*TIMES, *TIMES[:3]]
+    held = {"activation": 2, "message_size": 1, "weights": 1}
+    costs = Costs(times, times, times, **held, bandwidth=4)
+    problem = (costs, 8, [(0, 1, 2, 3), (0, 1, 1, 0)], 6, 24.0)
+    joint = find_joint(*problem, evaluations=1000, recompute="any")
+    [weighing] = weighed
+    searched = [key for each in weighing.searched for key in members_of(each)]
+    assert len(set(searched)) == len(searched) == joint.searched
+    below = filter(weighing.is_below, weighing.waiting)
+    waiting = set().union(*map(members_of, below)) - set(searched)
+    assert joint.waiting == len(waiting) == 55
+    assert joint.searched + joint.waiting + joint.impossible <= joint.choices
 
 
 @pytest.mark.parametrize("most", [3, 4, 8])

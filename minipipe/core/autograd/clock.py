@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import perf_counter
 from types import ModuleType
 from typing import Any
@@ -20,34 +21,31 @@ class DeviceClock:
     """
 
     def __init__(self, xp: ModuleType) -> None:
-        self._event = xp.cuda.Event
-        self._elapsed = xp.cuda.get_elapsed_time
-        self._last: tuple[Any, float] | None = None
+        self._cuda: Any = xp.cuda
+        self._last: tuple[Any, float] = None, -_LONGEST
 
     def __call__(self) -> DeviceTime:
-        event = self._event()
+        event = self._cuda.Event()
         event.record()
         return DeviceTime(self, event)
 
     def seconds(self, event: Any) -> float:
         """Return when an event was, by one whose time on both clocks is known."""
         event.synchronize()
-        if self._last is None or perf_counter() - self._last[1] > _LONGEST:
-            now = self._event()
-            now.record()
+        if perf_counter() - self._last[1] > _LONGEST:
+            now = self().event
             now.synchronize()
             self._last = now, perf_counter()
-        return self._last[1] + self._elapsed(self._last[0], event) / 1000
+        last, time = self._last
+        return time + self._cuda.get_elapsed_time(last, event) / 1000
 
 
+@dataclass(eq=False)
 class DeviceTime:
     """A time that a :class:`DeviceClock` has noted."""
 
-    __slots__ = ("_clock", "_event")
-
-    def __init__(self, clock: DeviceClock, event: Any) -> None:
-        self._clock = clock
-        self._event = event
+    clock: DeviceClock
+    event: Any
 
     def __float__(self) -> float:
-        return self._clock.seconds(self._event)
+        return self.clock.seconds(self.event)
