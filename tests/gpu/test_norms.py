@@ -132,7 +132,7 @@ def clipped(xp, dtypes, max_norm):
     return (norm, bits), (Kernel.num_launches - before, reads)
 
 
-@pytest.mark.parametrize("max_norm", [1e-30, 1.0, 1e30, math.inf])
+@pytest.mark.parametrize("max_norm", [1e-20, 1.0, 1e30, math.inf])
 @pytest.mark.parametrize("dtypes", [["f4"], ["f8"], ["f4", "f8"]])
 def test_clipped_gradients_have_the_bits_of_numpy(dtypes, max_norm):
     found, (launches, reads) = clipped(device, dtypes, max_norm)

@@ -307,7 +307,7 @@ def test_muon_waits_for_no_norm():
         with counted() as counts:
             optimiser.step()
             assert counts["read"] == 0
-        found.append([backend.to_numpy(p.data) for p in layers.parameters()])
+        found.append([backend.to_numpy(p.data).copy() for p in layers.parameters()])
     for others in found[1:]:
         for values, expected in zip(others, found[0], strict=True):
             np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
