@@ -19,7 +19,6 @@ from minipipe.cli.output import ExitStatus, answer, as_json, fields, figures
 from minipipe.core.flow import flow_of
 from minipipe.core.schedules.action import U
 from minipipe.core.schedules.action_table import ActionTable, describe_sizes
-from minipipe.core.schedules.placement import check_sizes_of
 from minipipe.core.specs import SCHEDULE_COUNT, Spec
 from minipipe.errors import (
     ArgumentError,
@@ -34,6 +33,7 @@ from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules import Certificate, drift, simulate, staleness, verify
 from minipipe.schedules.analysis.copies import copies_held
 from minipipe.schedules.analysis.workload import ROUNDING
+from minipipe.schedules.registry import check_sizes_of
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.timeline import by_rank
 from minipipe.search.certificate import changed, read_certificate

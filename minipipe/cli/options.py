@@ -15,7 +15,6 @@ from minipipe.cli.declaring import NUM_RANKS, Parser, adder
 from minipipe.cli.numbers import real
 from minipipe.cli.output import help_text
 from minipipe.core.schedules.action_table import ActionTable, Program, Schedule, T
-from minipipe.core.schedules.placement import check_sizes_of
 from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.io import columns_of_terminal, parse_integer, read_stream
@@ -25,6 +24,7 @@ from minipipe.schedules.registry import (
     REGISTRY,
     TRADES,
     build,
+    check_sizes_of,
     expected_names,
     spelled,
 )

@@ -25,7 +25,6 @@ from minipipe.core.schedules.action import O
 from minipipe.core.schedules.placement import (
     check_size,
     check_sizes,
-    check_sizes_of,
     looped_placement,
 )
 from minipipe.core.specs import SCHEDULE_COUNT
@@ -34,6 +33,7 @@ from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.placements import v_placement
+from minipipe.schedules.registry import check_sizes_of
 from minipipe.search.choices import Recompute
 from minipipe.search.finding import usual_evaluations
 from minipipe.search.joint import (

@@ -10,7 +10,6 @@ from minipipe.core.schedules.action import REDUCE_GRAD
 from minipipe.core.schedules.analysis.verifier import verify
 from minipipe.core.schedules.placement import (
     check_counts,
-    check_sizes_of,
     neighbouring_placement,
 )
 from minipipe.core.specs import COUNT
@@ -28,7 +27,7 @@ from minipipe.schedules import (
     build,
 )
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes
+from minipipe.schedules.registry import NUM_MICROBATCHES, check_sizes_of, spelled, takes
 
 
 def _resolved(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from minipipe.core.execution.executor import Executor, Handlers
+from minipipe.core.execution.record import Record
 from minipipe.core.schedules.action import Action, W
 from minipipe.core.values import Value, takes
 from minipipe.functional.over_rows import stacked
@@ -37,7 +39,7 @@ class StackedWeights:
         """Divide the time of the last W among all."""
         microbatches = self._together.get(action, ())
         if len(microbatches) > 1:
-            executor.record.share_time_of_last(len(microbatches))
+            share_time_of_last(executor.record, len(microbatches))
 
     @takes("rest")
     def _run(self, executor: Executor, action: Action, rest: Any) -> None:
@@ -49,3 +51,16 @@ class StackedWeights:
         if microbatches:
             works = [waiting.pop(Value("rest", stage, other)) for other in microbatches]
             self._weight(executor, action, stacked(works))
+
+
+def share_time_of_last(record: Record, count: int) -> None:
+    """Give each of the last computations an equal part of their time: the very last did
+    the work of all.
+    """
+    together = record.ran[-count:]
+    start = float(together[0][0])
+    end = float(together[-1][1])
+    times = [start + (end - start) * i / count for i in range(count + 1)]
+    record.ran[-count:] = [
+        (*part, held) for part, (_, _, held) in zip(pairwise(times), together)
+    ]

@@ -232,3 +232,24 @@ def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:
     defaults = builder.__defaults__ or ()
     first = code.co_argcount - len(defaults)
     return dict(zip(code.co_varnames[first : code.co_argcount], defaults))
+
+
+def check_sizes_of(title: str, *sizes: tuple[str, float | None, float]) -> None:
+    """Refuse sizes that differ from the sizes of a table.
+
+    Parameters
+    ----------
+    title : str
+        The title of the table.
+    *sizes : (str, number or None, number)
+        The name of a size, the requested one, and the table's.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``value``.
+    """
+    for name, requested, size in sizes:
+        if requested not in (None, size):
+            problem = f"{name} is {requested}, but {title} has {size:g}"
+            raise misuse(f"{problem}; leave {name} out.")

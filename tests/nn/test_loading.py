@@ -119,6 +119,15 @@ def test_arrays_of_a_device_change_places():
         assert parameter.data.get().tolist() == before[names.get(name, name)]
 
 
+def test_first_values_are_in_new_arrays():
+    layers = model()
+    kept = [p.data for p in layers.parameters()]
+    bits = [array.tobytes() for array in kept]
+    layers.initialise(1)
+    assert [array.tobytes() for array in kept] == bits
+    assert layers[0].weight.data.tobytes() != bits[0]
+
+
 def test_an_alias_has_the_values_and_the_array_of_its_owner():
     layers = model()
     tied = layers[0].weight.alias()

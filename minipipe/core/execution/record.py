@@ -5,7 +5,6 @@ held.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -54,15 +53,3 @@ class Record:
     sums: dict[Action, list[float]] = field(default_factory=dict)
     begun: float = 0.0
     left: float = 0.0
-
-    def share_time_of_last(self, count: int) -> None:
-        """Give each of the last computations an equal part of their time: the very last
-        did the work of all.
-        """
-        together = self.ran[-count:]
-        start = float(together[0][0])
-        end = float(together[-1][1])
-        times = [start + (end - start) * i / count for i in range(count + 1)]
-        self.ran[-count:] = [
-            (*part, held) for part, (_, _, held) in zip(pairwise(times), together)
-        ]

@@ -503,20 +503,12 @@ def check_state(
 def load_state(
     parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]
 ) -> None:
-    """Load checked values into parameters, in place as :meth:`Parameter.load` does.
-
-    All are read before the first is written, since an error may come from the state, and
-    a value may have the memory of another parameter.
+    """Load checked values into parameters, in place as :meth:`Parameter.load` does. All
+    are copied first: a state may fail, or have the memory of another parameter.
     """
-    given = {name: backend.as_array(state[name]) for name in parameters}
-    arrays = [each.data for each in parameters.values() if each.is_filled]
-    here = [each for each in arrays if isinstance(each, np.ndarray)]
-    for name, array in given.items():
-        is_here = isinstance(array, np.ndarray)
-        if not is_here or any(np.may_share_memory(array, each) for each in here):
-            given[name] = backend.copy(array)
+    given = {name: backend.copy(backend.as_array(state[name])) for name in parameters}
     for name, parameter in parameters.items():
-        parameter.load(given[name], name)
+        parameter.load(given.pop(name), name)
 
 
 def check_names(missing: Sequence[str], unexpected: Iterable[str]) -> None:

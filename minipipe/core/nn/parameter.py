@@ -45,15 +45,8 @@ def _leaf(shape: Shape, dtype: Any) -> Leaf:
 
 
 def stored(values: Array, earlier: Any) -> Array:
-    """Return a copy of values in C order: in an earlier array, if it is like a new one.
-
-    Then programs and graphs with its address stay valid.
-
-    Parameters
-    ----------
-    values : array
-    earlier : object
-        None if there is no earlier array.
+    """Return a copy of values in C order: in an earlier array, if there is one that is
+    like a new one. Then programs and graphs with its address stay valid.
     """
     made = backend.copy(values)
     if _form(made) != _form(earlier):
@@ -334,6 +327,8 @@ class Parameter(Tensor):
         """
         if self.initialiser is not None:
             values = self.initialiser(generator_for(seed, name), self.whole_shape)
+            if self.is_filled:  # whoever has the earlier values keeps them
+                self.data = backend.copy(self.data)
             self.load(backend.as_array(values), name)
 
     def load(self, values: Array, name: str) -> None:

@@ -9,7 +9,7 @@ from math import inf
 from numbers import Integral
 from typing import Any
 
-from minipipe.core.errors import Code, ScheduleError, misuse, quoted
+from minipipe.core.errors import Code, ScheduleError, quoted
 from minipipe.core.limits import MOST_ACTIONS, MOST_STAGES
 from minipipe.core.schedules.action import Action, F, Slice, number_of, numbered
 from minipipe.core.specs import SCHEDULE_COUNT
@@ -292,27 +292,6 @@ def check_sizes(
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
     check_size(int(num_ranks) * int(chunks_per_rank), int(num_microbatches))
-
-
-def check_sizes_of(title: str, *sizes: tuple[str, float | None, float]) -> None:
-    """Refuse sizes that differ from the sizes of a table.
-
-    Parameters
-    ----------
-    title : str
-        The title of the table.
-    *sizes : (str, number or None, number)
-        The name of a size, the requested one, and the table's.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``value``.
-    """
-    for name, requested, size in sizes:
-        if requested not in (None, size):
-            problem = f"{name} is {requested}, but {title} has {size:g}"
-            raise misuse(f"{problem}; leave {name} out.")
 
 
 def check_size(num_stages: int, num_microbatches: int) -> None:
