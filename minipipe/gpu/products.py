@@ -235,8 +235,8 @@ def _layout(
     shape: Shape, strides: Shape, batch: Shape, size: int
 ) -> tuple[int, int, int | None]:
     """Return whether the columns of a matrix lie one after the other, rather than its
-    rows, the distance of two of them, 0 if neither do, and that of two matrices, None if
-    it differs. Strides are in bytes, distances in elements.
+    rows; the distance of two of them, 0 if neither do; and the distance of two matrices,
+    None if it differs. Strides are in bytes, distances in elements.
     """
     steps = [each // size for each in strides]
     own = [step * (n > 1) for n, step in zip(shape[:-2], steps)]
