@@ -163,7 +163,7 @@ class Plan(NamedTuple):
     shape : Shape
         The shape of the result.
     batch : Shape
-        Its axes before those of matrices.
+        The axes along which matrices lie.
     call : tuple, or None
         The name of a function of cuBLAS, its arguments behind the handle, and the places
         of the addresses of b, a and the result among them; None if there is nothing to
