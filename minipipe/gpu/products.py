@@ -12,18 +12,19 @@ transpose of one of columns, so it computes ``out.T = b.T @ a.T``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import CDLL, byref, c_double, c_float, c_longlong, c_size_t, c_void_p
+from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
 from math import prod
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.core.autograd import backend
-from minipipe.core.autograd.backend import Array
+from minipipe.core.autograd.backend import Array, Shape
 from minipipe.errors import LaunchError
 from minipipe.gpu.precision import allows_tf32
 
@@ -86,58 +87,40 @@ class Products:
         """Return the product over the last two axes, in ``out`` if it is given: an array
         in C order.
         """
-        left = a[None, :] if a.ndim == 1 else a
-        right = b[:, None] if b.ndim == 1 else b
-        lengths = *left.shape, *right.shape
-        fits = 0 not in (a.ndim, b.ndim) and left.shape[-1] == right.shape[-2]
-        is_known = a.dtype == b.dtype and a.dtype.name in _KINDS
-        if not (fits and is_known and max(lengths) <= _LARGEST):
+        kinds = a.dtype, b.dtype, allows_tf32()
+        plan = _plan(a.shape, b.shape, (a.strides, b.strides), kinds)
+        if plan is None:
             result = self._xp.matmul(a, b)  # which also tells what is wrong
             if out is None:
                 return result
             out[...] = result
             return out
-        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        rows, columns = left.shape[-2:-1], right.shape[-1:]
         if out is None:
-            shape = batch + rows * (a.ndim > 1) + columns * (b.ndim > 1)
-            out = self._xp.empty(shape, dtype=a.dtype)
-        self._write(left, right, out.reshape(batch + rows + columns))
+            out = self._xp.empty(plan.shape, dtype=a.dtype)
+        if plan.call is not None:
+            name, given, places = plan.call
+            given = given.copy()
+            for place, array in zip(places, (b, a, out)):
+                given[place] = c_void_p(array.data.ptr)
+            self._call(name, self._handle(), *given)
+        elif 0 in a.shape and out.size:
+            out.fill(0)
+        elif plan.num_parts:
+            for i in range(plan.num_parts):
+                self(_part(a, i, out.ndim), _part(b, i, out.ndim), out[i])
+        elif out.size:
+            self(self._readable(a, plan, 0), self._readable(b, plan, 1), out)
         return out
 
-    def _write(self, a: Array, b: Array, out: Array) -> None:
-        """Write the product of matrices, or of a batch of them, into an array."""
-        if out.size == 0:
-            return
-        if a.shape[-1] == 0:
-            out.fill(0)
-            return
-        batch = out.shape[:-2]
-        a = self._xp.broadcast_to(a, batch + a.shape[-2:])
-        b = self._xp.broadcast_to(b, batch + b.shape[-2:])
-        if None in (_distance(a), _distance(b)) and batch[0] <= MOST_LAUNCHES:
-            for i in range(batch[0]):
-                self._write(a[i], b[i], out[i])
-            return
-        a, b = _readable(a), _readable(b)
-        m, n = out.shape[-2:]
-        kind, sums, one, zero = _KINDS[out.dtype.name]
-        if kind == 0 and allows_tf32():
-            sums = _TF32
-        b_turned, *of_b = _operand(b, kind)
-        a_turned, *of_a = _operand(a, kind)
-        head = self._handle(), b_turned, a_turned, n, m, a.shape[-1], one
-        target, ends = (c_void_p(out.data.ptr), kind, n), (sums, _DEFAULT)
-        size = prod(batch)
-        if size == 1:
-            self._call("cublasGemmEx", *head, *of_b, *of_a, zero, *target, *ends)
-            return
-        of_b.append(c_longlong(_distance(b) or 0))
-        of_a.append(c_longlong(_distance(a) or 0))
-        name = "cublasGemmStridedBatchedEx"
-        self._call(
-            name, *head, *of_b, *of_a, zero, *target, c_longlong(m * n), size, *ends
-        )
+    def _readable(self, x: Array, plan: Plan, number: int) -> Array:
+        """Return an operand as cuBLAS reads it: a copy in C order, if it cannot read
+        x.
+        """
+        if not plan.copies[number]:
+            return x
+        if x.ndim > 2:
+            x = self._xp.broadcast_to(x, plan.batch + x.shape[-2:])
+        return x.copy()
 
     def _handle(self) -> Any:
         """Return the handle of the current stream of this thread."""
@@ -172,27 +155,99 @@ def product_of(products: Products) -> Callable[..., Array]:
     return backend.one_line(multiplied, has_out=True)
 
 
-def _readable(x: Array) -> Array:
-    """Return an operand as cuBLAS reads it: a copy in C order, if it cannot read x."""
-    return x if _order(x)[1] and _distance(x) is not None else x.copy()
+class Plan(NamedTuple):
+    """How to compute a product.
 
-
-def _operand(x: Array, kind: int) -> list[Any]:
-    """Return whether the columns of an operand lie one after the other, its address, the
-    number of its dtype, and the distance of columns or rows.
+    Attributes
+    ----------
+    shape : Shape
+        The shape of the result.
+    batch : Shape
+        The axes along which matrices lie.
+    call : tuple, or None
+        The name of a function of cuBLAS, its arguments behind the handle, and the places
+        of the addresses of b, a and the result among them; None if there is nothing to
+        add up, or operands have to change.
+    num_parts : int
+        Of products, one for each element of the first axis; 0 for one product.
+    copies : (bool, bool)
+        Whether an operand is copied first.
     """
-    is_turned, between = _order(x)
-    return [is_turned, c_void_p(x.data.ptr), kind, between]
+
+    shape: Shape
+    batch: Shape
+    call: tuple[str, list[Any], Shape] | None = None
+    num_parts: int = 0
+    copies: tuple[bool, ...] = (False, False)
 
 
-def _order(x: Array) -> tuple[int, int]:
+@lru_cache(maxsize=4096)  # a plan takes several times as long as a launch
+def _plan(
+    a: Shape, b: Shape, strides: tuple[Shape, Shape], kinds: tuple[Any, Any, bool]
+) -> Plan | None:
+    """Return how to multiply arrays of these shapes, strides and dtypes, perhaps in
+    TF32; None if cuBLAS cannot.
+    """
+    dtype, other, is_tf32 = kinds
+    if dtype != other or dtype.name not in _KINDS or not (a and b):
+        return None
+    shape = a[-2:-1] + b[-1:] * (len(b) > 1)
+    if len(a) == 1:
+        a, strides = (1, *a), ((0, *strides[0]), strides[1])
+    if len(b) == 1:
+        b, strides = (*b, 1), (strides[0], (*strides[1], 0))
+    if a[-1] != b[-2] or max(a + b) > _LARGEST:
+        return None
+    batch = np.broadcast_shapes(a[:-2], b[:-2])
+    shape = batch + shape
+    if 0 in shape + a:
+        return Plan(shape, batch)
+    a_turned, a_between, a_distance = _layout(a, strides[0], batch, dtype.itemsize)
+    b_turned, b_between, b_distance = _layout(b, strides[1], batch, dtype.itemsize)
+    if None in (a_distance, b_distance) and batch[0] <= MOST_LAUNCHES:
+        return Plan(shape, batch, num_parts=batch[0])
+    copies = not a_between or a_distance is None, not b_between or b_distance is None
+    if any(copies):
+        return Plan(shape, batch, copies=copies)
+    kind, sums, one, zero = _KINDS[dtype.name]
+    if kind == 0 and is_tf32:
+        sums = _TF32
+    m, k, n = a[-2], a[-1], b[-1]
+    given = [b_turned, a_turned, n, m, k, one, None, kind, b_between]
+    given += [None, kind, a_between, zero, None, kind, n]
+    name, places = "cublasGemmEx", (6, 9, 13)
+    if prod(batch) > 1:
+        name, places = "cublasGemmStridedBatchedEx", (6, 10, 15)
+        given += [c_longlong(m * n), prod(batch)]
+        given.insert(12, c_longlong(a_distance or 0))
+        given.insert(9, c_longlong(b_distance or 0))
+    return Plan(shape, batch, (name, [*given, sums, _DEFAULT], places))
+
+
+def _part(x: Array, i: int, num_axes: int) -> Array:
+    """Return the operand of a part of a product."""
+    if x.ndim < num_axes:
+        return x
+    return x[i if x.shape[0] > 1 else 0]
+
+
+def _layout(
+    shape: Shape, strides: Shape, batch: Shape, size: int
+) -> tuple[int, int, int | None]:
     """Return whether the columns of a matrix lie one after the other, rather than its
-    rows, and the distance of two of them in elements; 0 if neither do.
+    rows; the distance of two of them, 0 if neither do; and the distance of two matrices,
+    None if it differs. Strides are in bytes, distances in elements.
     """
-    (m, n), (down, right) = (
-        x.shape[-2:],
-        (each // x.itemsize for each in x.strides[-2:]),
-    )
+    steps = [each // size for each in strides]
+    own = [step * (n > 1) for n, step in zip(shape[:-2], steps)]
+    own = [0] * (len(batch) - len(own)) + own
+    return *_order(shape[-2:], steps[-2:]), _distance(batch, own)
+
+
+def _order(shape: Shape, steps: Sequence[int]) -> tuple[int, int]:
+    """Return the first two numbers of a layout."""
+    m, n = shape
+    down, right = steps
     if m == 1:
         down = n
     if (right == 1 or n == 1) and n <= down <= _LARGEST:
@@ -204,10 +259,10 @@ def _order(x: Array) -> tuple[int, int]:
     return 0, 0
 
 
-def _distance(x: Array) -> int | None:
-    """Return the distance of two matrices of a batch in elements; None if it differs."""
-    pairs = [pair for pair in zip(x.shape[:-2], x.strides[:-2]) if pair[0] > 1]
+def _distance(batch: Shape, steps: Sequence[int]) -> int | None:
+    """Return the last number of a layout."""
+    pairs = [pair for pair in zip(batch, steps) if pair[0] > 1]
     is_one = all(outer == n * inner for (_, outer), (n, inner) in pairwise(pairs))
     if not pairs or not is_one or pairs[-1][1] < 0:
         return None if pairs else 0
-    return pairs[-1][1] // x.itemsize
+    return pairs[-1][1]

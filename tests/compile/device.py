@@ -31,6 +31,7 @@ _VIEWS = {
     *("expand_dims", "squeeze", "broadcast_to", "moveaxis", "flip", "ravel"),
 }
 _OF_LIBRARIES = {"matmul", "dot", "tensordot", "vecdot", "inner", "vdot", "einsum"}
+_KEEPING_ORDER = (np.ndarray.astype, np.astype, np.zeros_like, np.ones_like)
 random, linalg = Forbidding("random"), Forbidding("linalg")
 
 
@@ -66,7 +67,10 @@ def _launch(function, given, options=None, out=None):
     given, options = _data(tuple(given)), options or {}
     options = {name: _data(value) for name, value in options.items()}
     if out is None:
-        out = _new(np.asarray(function(*given, **options)))
+        made = np.asarray(function(*given, **options))
+        if function not in _KEEPING_ORDER:  # of axes, as NumPy also does elsewhere
+            made = np.asarray(made, order="C")
+        out = _new(made)
     target = out._data
 
     def kernel():
@@ -218,6 +222,8 @@ class Array:
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, Array) and part.dtype.kind == "b" for part in parts):
             forbid("Elements are taken by a mask")
+        if any(isinstance(part, list | np.ndarray) for part in parts):
+            forbid("Indices are copied from the host")
         made = self._data[_data(key)]
         is_view = not made.size or np.may_share_memory(made, self._data)
         if is_view and isinstance(made, np.ndarray):

@@ -63,7 +63,7 @@ def test_arguments_that_move_are_copied_in_their_order():
     run, calls = section(doubled, "x0", "out0")
     results = []
     for i in range(6):
-        x = device.asarray(np.arange(6.0).reshape(2, 3)).T + i
+        x = device.asarray(np.arange(6.0).reshape(2, 3) + i).T
         out = device.empty((3, 2))
         run(x, out)
         results.append((x, out))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Tensor, functional, nn, random_key, spawn
 from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
+from minipipe.optim.scaling import KERNELS
 from minipipe.testing import check_same_as_one_process
 from tests.compile.test_other_modules import MODELS, both
 from tests.compile.test_restored import WAYS, count, restored
@@ -21,6 +22,7 @@ from tests.gpu import (
     test_dropout_numbers,
     test_embedding_gradient,
     test_entries,
+    test_norms,
 )
 from tests.gpu import test_updates_in_one_launch as updates
 from tests.gpu.test_products import LAYOUTS
@@ -175,6 +177,17 @@ def test_the_gradient_of_an_index_has_the_bits_of_the_cpu(case):
 def test_updates_in_one_launch_have_the_bits_of_the_cpu(rule, dtype):
     on_gpu, _ = updates.steps(cupy, updates.RULES[rule], dtype)
     assert on_gpu == updates.steps(np, updates.RULES[rule], dtype)[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_squares_and_clipping_have_the_bits_of_the_cpu(dtype):
+    arrays = [test_norms.drawn(size, dtype, size) for size in test_norms.SIZES]
+    on_gpu = list(map(cupy.asarray, arrays))
+    sums, scale = KERNELS["cupy"]
+    assert sums(on_gpu) == test_norms.of_numpy(arrays)
+    scale(on_gpu, 0.3)
+    for one, other in zip(on_gpu, arrays, strict=True):
+        assert one.get().tobytes() == (other * 0.3).tobytes()
 
 
 def test_ids_out_of_range_raise_although_cupy_would_wrap_them():

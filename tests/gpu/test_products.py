@@ -295,6 +295,17 @@ def test_each_stream_and_each_thread_has_a_handle(loaded):
     ]
 
 
+@pytest.mark.parametrize("layout", MATRICES)
+def test_a_product_is_planned_once(multiplied, layout):
+    """It takes longer than the launch."""
+    operands = [on_device(each, "f4") for each in LAYOUTS[layout]]
+    multiplied(*operands)
+    before = products._plan.cache_info()
+    multiplied(*operands)
+    after = products._plan.cache_info()
+    assert after.misses == before.misses and after.hits > before.hits
+
+
 def test_a_stream_with_a_handle_stays(loaded):
     """Or a later stream gets its address, and its handle."""
     multiply = products.Products(device, emulated_cublas.Recorded(loaded))
