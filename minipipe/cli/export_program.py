@@ -29,7 +29,7 @@ from minipipe.cli.ranks import (
 )
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import launcher_of_ranks
-from minipipe.compile.export.following import Follower, noting
+from minipipe.compile.export.following import Watcher, noting
 from minipipe.compile.export.rank_file import RankFile
 from minipipe.errors import ArgumentError, MinipipeError, counted
 from minipipe.pipeline import Pipeline
@@ -48,8 +48,8 @@ class _Left(SystemExit):
         super().__init__(0)
 
 
-class Exporter:
-    """Follows the first pipeline that takes a step, on one rank.
+class Exporter(Watcher):
+    """Writes the file of each rank, and leaves the program behind its last step.
 
     Parameters
     ----------
@@ -69,38 +69,33 @@ class Exporter:
         folder: Path,
         tell: Tell | None = None,
     ) -> None:
+        super().__init__(program, num_steps)
         self._tell = tell
-        self._program = program
         self._num_ranks = num_ranks
-        self._num_steps = num_steps
         self._folder = folder
-        self.followers: dict[int, Follower] = {}
-        self._pipelines: dict[int, Pipeline] = {}
         self.names: dict[int, str] = {}  # of files, by rank
-
-    def begin(
-        self, pipeline: Pipeline, model: Any, options: dict[str, Any]
-    ) -> tuple[Any, dict]:
-        """Let a pipeline of the program compile."""
-        return model, {**options, "compile": True}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
         """Look at a step before it begins, and leave the program behind the last
         one.
         """
+        fail = partial(self._fail, pipeline)
         try:
-            is_complete = self._begin_step(pipeline)
+            self._check(pipeline)
+            if not self.follow(pipeline, fail):
+                return
+            pipeline.group.barrier()  # all ranks can be exported
+            self._write(pipeline.group.rank)
         except MinipipeError as error:
-            self._fail(pipeline, error)
+            fail(error)
             raise
-        if is_complete:
-            raise _Left
+        raise _Left
 
     def _fail(self, pipeline: Pipeline, error: Exception) -> None:
         if self._tell is not None:
             self._tell(pipeline.group, error)
 
-    def _begin_step(self, pipeline: Pipeline) -> bool:
+    def _check(self, pipeline: Pipeline) -> None:
         if pipeline.grid is not None:
             problem = f"{self._program} trains on a Grid"
             how = "expected none of --tensor and --fully-sharded"
@@ -109,24 +104,13 @@ class Exporter:
             )
         size = pipeline.group.size
         check_num_ranks(self._program, size, self._num_ranks, "of --ranks")
-        if id(pipeline) not in self.followers:
-            self._pipelines[id(pipeline)] = pipeline
-            fail = partial(self._fail, pipeline)
-            follower = Follower(pipeline, self._program, self._num_steps, fail)
-            self.followers[id(pipeline)] = follower
-        if not self.followers[id(pipeline)].begin_step():
-            return False
-        made = self.followers[id(pipeline)].finished()
-        pipeline.group.barrier()  # all ranks can be exported
-        self._write(pipeline.group.rank, made)
-        return True
 
-    def _write(self, rank: int, made: RankFile) -> None:
+    def _write(self, rank: int) -> None:
         """Write the file of a rank, and its arrays."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.names[rank] = made.write(self._folder)
+        self.names[rank] = self.files[rank].write(self._folder)
 
-    def finish(self) -> None:
+    def finish(self) -> list[RankFile]:
         """Write the files of a program that has ended by itself.
 
         Raises
@@ -134,12 +118,13 @@ class Exporter:
         ArgumentError
             Code ``value``, unless it has taken enough steps.
         """
-        for key, pipeline in self._pipelines.items():
-            if pipeline.group.rank not in self.names:
-                self._write(pipeline.group.rank, self.followers[key].finished())
-        if not self.names:
+        files = super().finish()
+        if not files:
             message = f"{self._program} ended without a training step"
             raise ArgumentError(f"{message}; expected calls of Pipeline.step.")
+        for rank in self.files.keys() - self.names.keys():
+            self._write(rank)
+        return files
 
 
 def exported(

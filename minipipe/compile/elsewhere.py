@@ -126,7 +126,7 @@ def _noted_with_out(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         call = f"{trace.callable(function)}({arguments(trace, args, {})}"
         return Form(f"{call})", f"{call}, {{out}})")
 
-    return noted(write, lambda: function(*plain_of(args)), args)
+    return noted(write, function, args)
 
 
 def _noted_kernel(
@@ -138,7 +138,7 @@ def _noted_kernel(
         text = f"{trace.callable(function)}({arguments(trace, args, {})})"
         return Form(text, text)
 
-    noted(write, lambda: function(*plain_of(args)), args, outputs)
+    noted(write, function, args, changed=outputs)
 
 
 def _reading(name: str) -> Callable[..., Any]:
@@ -208,11 +208,8 @@ class Namespace(ModuleType):
                 raise Untraceable(f"calls {self.__name__}.{name}")
             return written_function(trace, function, args, kwargs)
 
-        def compute() -> Any:
-            plain = {key: plain_of(each) for key, each in kwargs.items()}
-            return function(*plain_of(args), **plain)
-
-        return noted(write, compute, read, changed, may_view=name in VIEWS)
+        how = {"may_view": name in VIEWS}
+        return noted(write, function, args, kwargs, changed, **how)
 
     def _filled(
         self, name: str, function: Any, args: tuple[Any, ...], kwargs: Any

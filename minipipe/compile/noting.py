@@ -39,13 +39,26 @@ Write = Callable[[Trace], Form]
 
 def noted(
     write: Write,
-    compute: Callable[[], Any],
+    function: Callable[..., Any],
     args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
     changed: tuple[Any, ...] = (),
+    depends: bool = True,
     **how: bool,
 ) -> Any:
-    """Compute, and record the line of ``write`` unless the graph is broken."""
-    trace = next((each.trace for each in traced_in(args)), None)
+    """Call a function of plain arrays, and record the line of ``write`` unless the
+    graph is broken; the result depends on the values of the arguments or not.
+    """
+    named = kwargs or {}
+    read = (*args, *named.values())
+
+    def compute() -> Any:
+        plain = {name: plain_of(value) for name, value in named.items()}
+        return function(*plain_of(args), **plain)
+
+    trace = next((each.trace for each in traced_in(read)), None)
+    if not depends:
+        read = ()
     if trace is None:
         return compute()
     if trace.reason is not None:
@@ -62,8 +75,8 @@ def noted(
         if any(not isinstance(each, Traced) or each.is_number for each in changed):
             raise Untraceable("changes an array in place that was made outside of it")
         if not changed:
-            form = kept(trace, form, made, args)
-        return trace.note(form, made, args, changed, **how)
+            form = kept(trace, form, made, read)
+        return trace.note(form, made, read, changed, **how)
     except Untraceable as error:
         trace.graph_break(str(error))
         return trace.unnoted(made)
@@ -124,14 +137,8 @@ class _Noting:
         def write(trace: Trace) -> Form:
             return written_ufunc(trace, ufunc, method, args, out, kwargs)
 
-        def compute() -> Any:
-            plain = {name: plain_of(value) for name, value in kwargs.items()}
-            if out:
-                plain["out"] = plain_of(out)
-            return getattr(ufunc, method)(*plain_of(args), **plain)
-
-        read = (*args, *out, *kwargs.values())
-        return noted(write, compute, read, tuple(out))
+        named = {"out": out, **kwargs} if out else kwargs
+        return noted(write, getattr(ufunc, method), args, named, tuple(out))
 
     def __array_function__(
         self, function: Any, types: Any, args: Any, kwargs: Any
@@ -142,14 +149,9 @@ class _Noting:
                 raise Untraceable(f"calls numpy.{function.__name__}")
             return written_function(trace, function, args, kwargs)
 
-        def compute() -> Any:
-            plain = {name: plain_of(value) for name, value in kwargs.items()}
-            return function(*plain_of(args), **plain)
-
-        read = (*args, *kwargs.values())
         if function in (np.zeros_like, np.ones_like):
-            return _noted_filling(function, args, kwargs, compute)
-        return noted(write, compute, read)
+            return _noted_filling(function, args, kwargs)
+        return noted(write, function, args, kwargs)
 
     @staticmethod
     def note_call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -159,18 +161,13 @@ class _Noting:
             return Form(f"{trace.callable(function)}({arguments(trace, args, {})})")
 
         is_collective = getattr(function, "is_collective", False)
-        return noted(
-            write, lambda: function(*plain_of(args)), args, has_effect=is_collective
-        )
+        return noted(write, function, args, has_effect=is_collective)
 
     def __getitem__(self: Any, key: Any) -> Any:
         def write(trace: Trace) -> Form:
             return Form(f"{trace.written(self)}[{trace.item(key)}]")
 
-        def compute() -> Any:
-            return plain_of(self)[plain_of(key)]
-
-        return noted(write, compute, (self, key), may_view=True)
+        return noted(write, operator.getitem, (self, key), may_view=True)
 
     def __setitem__(self: Any, key: Any, value: Any) -> None:
         def write(trace: Trace) -> Form:
@@ -178,41 +175,28 @@ class _Noting:
             text = f"{left} = {trace.written(value)}"
             return Form(text, text)
 
-        def compute() -> None:
-            plain_of(self)[plain_of(key)] = plain_of(value)
-
-        noted(write, compute, (self, key, value), (self,))
+        noted(write, operator.setitem, (self, key, value), changed=(self,))
 
     def __iter__(self: Any) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
 
-def _noted_filling(
-    function: Any, args: Any, kwargs: Any, compute: Callable[[], Any]
-) -> Any:
+def _noted_filling(function: Any, args: Any, kwargs: Any) -> Any:
     """Record an array of zeros or ones, which depends on no value."""
     value = int(function is np.ones_like)
-    made: list[Any] = []
+    plain = {name: plain_of(each) for name, each in kwargs.items()}
+    made = function(*plain_of(args), **plain)
 
     def write(trace: Trace) -> Form:
-        made.append(compute())
-        if type(made[0]) is not np.ndarray:
+        if type(made) is not np.ndarray:
             raise Untraceable(f"calls numpy.{function.__name__}")
-        dtype = trace.written(made[0].dtype)
+        dtype = trace.written(made.dtype)
         name = trace.callable(np.full)
-        text = f"{name}({trace.written(made[0].shape)}, {value}, {dtype})"
+        text = f"{name}({trace.written(made.shape)}, {value}, {dtype})"
         trace.callable(np.copyto)
         return Form(text, f"copyto({{out}}, {value})")
 
-    trace = next((each.trace for each in traced_in((args, *kwargs.values()))), None)
-    if trace is None or trace.reason is not None:
-        return compute()
-    try:
-        form = write(trace)
-    except Untraceable as error:
-        trace.graph_break(str(error))
-        return compute()
-    return trace.note(kept(trace, form, made[0], ()), made[0], ())
+    return noted(write, lambda *_, **__: made, args, kwargs, depends=False)
 
 
 def _operator(
@@ -232,10 +216,7 @@ def _operator(
                 return Form(text)
             return with_out(trace, trace.dialect.ufunc(ufunc), f"{a}, {b}", text)
 
-        def compute() -> Any:
-            return function(plain_of(left), plain_of(right))
-
-        return noted(write, compute, (left, right))
+        return noted(write, function, (left, right))
 
     return method
 
@@ -253,10 +234,7 @@ def _in_place(name: str, symbol: str, ufunc: Any) -> Callable[..., Any]:
                 return Form(text)
             return Form(text, f"{trace.callable(function)}({a}, {b}, {a})")
 
-        def compute() -> Any:
-            return function(plain_of(self), plain_of(other))
-
-        return noted(write, compute, (self, other), (self,))
+        return noted(write, function, (self, other), changed=(self,))
 
     return method
 
@@ -270,12 +248,15 @@ def _sign(name: str, symbol: str, ufunc: Any) -> Callable[[Traced], Any]:
             text = f"{symbol}{array}"
             return with_out(trace, trace.dialect.ufunc(ufunc), array, text)
 
-        return noted(write, lambda: function(plain_of(self)), (self,))
+        return noted(write, function, (self,))
 
     return method
 
 
 def _method(name: str) -> Callable[..., Any]:
+    def call(array: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(array, name)(*args, **kwargs)
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         def write(trace: Trace) -> Form:
             num_values = {"clip": 2}.get(name, 1)
@@ -300,24 +281,19 @@ def _method(name: str) -> Callable[..., Any]:
                 return Form(text, copied(trace, self))
             return Form(text)
 
-        def compute() -> Any:
-            plain = {key: plain_of(value) for key, value in kwargs.items()}
-            return getattr(plain_of(self), name)(*plain_of(args), **plain)
-
-        read = (self, *args, *kwargs.values())
-        return noted(write, compute, read, may_view=name in VIEWS)
+        return noted(write, call, (self, *args), kwargs, may_view=name in VIEWS)
 
     return method
 
 
 def _view(name: str) -> property:
+    function = operator.attrgetter(name)
+
     def view(self: Any) -> Any:
         def write(trace: Trace) -> Form:
             return Form(f"{trace.written(self)}.{name}")
 
-        return noted(
-            write, lambda: getattr(plain_of(self), name), (self,), may_view=True
-        )
+        return noted(write, function, (self,), may_view=True)
 
     return property(view)
 

@@ -276,31 +276,54 @@ def noting(followers: dict[int, Follower]) -> Iterator[None]:
         Optimiser.step, Pipeline.clip_grad_norm = step, clip  # type: ignore[method-assign]
 
 
-class _Watcher:
-    """Follows the pipelines of thread ranks; see :attr:`Pipeline.watcher`."""
+class Watcher:
+    """Follows the pipelines of a program on its ranks; see :attr:`Pipeline.watcher`.
 
-    def __init__(self, num_steps: int) -> None:
+    Parameters
+    ----------
+    program : str
+    num_steps : int
+
+    Attributes
+    ----------
+    followers : dict of int to Follower
+        By id of the pipeline.
+    files : dict of int to RankFile
+        The finished files, by rank.
+    """
+
+    def __init__(self, program: str, num_steps: int) -> None:
+        self._program = program
         self._num_steps = num_steps
         self.followers: dict[int, Follower] = {}
         self.files: dict[int, RankFile] = {}
-        self.ranks: dict[int, int] = {}
+        self._ranks: dict[int, int] = {}
 
     def begin(
         self, pipeline: Pipeline, model: Any, options: dict[str, Any]
     ) -> tuple[Any, Any]:
+        """Let a pipeline of the program compile."""
         return model, {**options, "compile": True}
 
     def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> None:
+        """Look at a step before it begins."""
+        self.follow(pipeline)
+
+    def follow(self, pipeline: Pipeline, *fail: Callable[[Exception], None]) -> bool:
+        """Follow the step that begins; return whether the file of the rank is finished."""
         key = id(pipeline)
         rank = pipeline.group.rank
         if key not in self.followers:
-            self.followers[key] = Follower(pipeline, "a function", self._num_steps)
-            self.ranks[key] = rank
+            followed = pipeline, self._program, self._num_steps
+            self.followers[key] = Follower(*followed, *fail)
+            self._ranks[key] = rank
         if rank not in self.files and self.followers[key].begin_step():
             self.files[rank] = self.followers[key].finished()
+        return rank in self.files
 
     def finish(self) -> list[RankFile]:
-        for key, rank in self.ranks.items():
+        """Return the files of all ranks, behind the program."""
+        for key, rank in self._ranks.items():
             if rank not in self.files:
                 self.files[rank] = self.followers[key].finished()
         return [self.files[rank] for rank in sorted(self.files)]
@@ -348,7 +371,7 @@ def files_of(
         v3 = v2.dot(v2) / 2
     <BLANKLINE>
     """
-    watcher = _Watcher(num_steps)
+    watcher = Watcher("a function", num_steps)
     Pipeline.watcher = watcher
     try:
         with noting(watcher.followers):
