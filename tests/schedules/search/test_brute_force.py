@@ -164,7 +164,7 @@ def test_the_enumeration_leaves_nothing_out():
 
 
 @given(workload=workloads(DISTINCT, most_actions=36), objective=objectives)
-@examples(100)
+@examples(50)
 def test_the_solver_finds_what_branch_and_bound_finds(workload, objective):
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     from minipipe.search.exact import solve
