@@ -3,13 +3,17 @@ test weaker.
 
 The profile ``quick``, the default, draws a twelfth of the examples that a test names,
 the same each time. ``.ci/run`` draws half of them, ``--hypothesis-profile=thorough``,
-and other ones each day, so that a rare case is found some day. Neither measures time.
+and other ones each day, so that a rare case is found some day; and the slow cells of a
+large table take turns, so that each runs every third day. Neither measures time.
 """
 
+import collections
 import contextlib
 import datetime
 import gc
+import importlib
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +31,8 @@ settings.register_profile(
     "thorough", max_examples=50, derandomize=False, database=None, **COMMON
 )
 settings.load_profile("quick")
+HERE = Path(__file__).parent
+MANY, TURNS = 9, 3  # so three cells or more run each day
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its options
@@ -34,12 +40,36 @@ def pytest_configure(config):
     _keep_bytecode(config)
     options = config.option  # workers have them from here
     if options.hypothesis_profile == "thorough" and options.hypothesis_seed is None:
-        options.hypothesis_seed = f"{datetime.datetime.now(datetime.UTC):%Y%m%d}"
+        today = datetime.datetime.now(datetime.UTC).toordinal()
+        options.hypothesis_seed = f"{today}"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Let the slow cells of a table of many take turns.
+
+    What a table says holds in its quick cells, too, which always run.
+    """
+    if config.option.hypothesis_profile != "thorough":
+        return
+    tables = collections.defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("slow"):
+            tables[item.parent, item.originalname].append(item)
+    turn = int(config.option.hypothesis_seed) % TURNS
+    waiting = [
+        cell
+        for cells in tables.values()
+        for number, cell in enumerate(cells)
+        if len(cells) >= MANY and number % TURNS != turn
+    ]
+    config.hook.pytest_deselected(items=waiting)
+    others = {*items}.difference(waiting)
+    items[:] = [item for item in items if item in others]
 
 
 def pytest_terminal_summary(terminalreporter, config):
     if (seed := config.option.hypothesis_seed) is not None:
-        terminalreporter.write_line(f"examples of --hypothesis-seed={seed}")
+        terminalreporter.write_line(f"examples and turns of --hypothesis-seed={seed}")
 
 
 def _keep_bytecode(config):
@@ -66,10 +96,20 @@ def pytest_collect_file():
     return [each for each in found if type(each) is pytest.Module]
 
 
-def pytest_collectstart():
+def pytest_collectstart(collector):
+    """Let the second worker begin at the other end.
+
+    In a new clone most of the time goes into the rewriting of assertions, which is kept
+    beside the files: so each worker does half of it.
+    """
     # nothing of what is collected is garbage, and looking for some is a quarter of the
     # time
     gc.disable()
+    if collector.path == HERE and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+        for path in sorted(HERE.rglob("test_*.py"), reverse=True):
+            name = ".".join(path.relative_to(HERE.parent).with_suffix("").parts)
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(name)  # what fails does so when it is collected
 
 
 def pytest_collection_finish():

@@ -92,13 +92,17 @@ def _numbers_of_sample(axes, strength):
 
 def for_each(**cases):
     """Let one item of pytest run a test for each of some cases: {name: value} of one
-    parameter.
+    parameter, or values alone.
 
     An item costs milliseconds, in every worker again, and so more than what many tests
     do. All cases run, and a failure names each that failed. No case may be skipped, and
     none uses a fixture that it changes.
     """
     ((parameter, values),) = cases.items()
+    if not isinstance(values, dict):
+        values = {
+            f"{number}, {value!r:.60}": value for number, value in enumerate(values)
+        }
 
     def in_one_item(test):
         @functools.wraps(test)

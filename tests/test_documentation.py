@@ -23,6 +23,7 @@ import pytest
 
 from minipipe.pipeline.options import KEYWORDS
 from tests.code_lines import parsed
+from tests.launch import for_each
 
 PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 
@@ -315,7 +316,7 @@ def problems_of_parameters(documented):
 # -- the checks ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", sorted({module for module, _ in PUBLIC}))
+@for_each(module=sorted({module for module, _ in PUBLIC}))
 def test_every_public_name_has_an_example(module):
     lacking = lacking_examples(module)
     assert not lacking, (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.code_lines import tree_of
-from tests.launch import ROOT
+from tests.launch import ROOT, for_each
 
 TRACKED = subprocess.run(
     ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -113,7 +113,7 @@ def prose_of(source):
     )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@for_each(document=DOCUMENTS)
 def test_a_file_that_a_document_names_or_links_to_is_there(document):
     text, folder = (ROOT / document).read_text(encoding="utf-8"), Path(document).parent
     assert missing(text, folder) == []

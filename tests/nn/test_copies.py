@@ -30,6 +30,7 @@ from minipipe.core.autograd.backend import is_array
 from minipipe.coursework import Task
 from minipipe.errors import MinipipeError
 from minipipe.execution import BatchLoss
+from tests.launch import for_each
 from tests.nn.one_of_each import (
     ABSTRACT,
     COPIED,
@@ -159,7 +160,7 @@ of_values = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("way", DEEP)
+@for_each(way=list(DEEP))
 @of_values
 def test_a_deep_copy_and_a_pickle_hold_all_that_the_value_holds(kind, make, way):
     value = make()
@@ -239,8 +240,8 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("way", [copy.copy, *DEEP.values()])
-@pytest.mark.parametrize("kind", REFUSED)
+@for_each(way=[copy.copy, *DEEP.values()])
+@for_each(kind=list(REFUSED))
 def test_what_is_no_value_refuses_in_words(kind, way):
     value = REFUSED[kind]()
     assert isinstance(value, kind)

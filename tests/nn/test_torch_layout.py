@@ -8,6 +8,7 @@ import pytest
 from minipipe import nn
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.nn.torch_layout import from_torch, undecided
+from tests.launch import for_each
 from tests.nn.one_of_each import MODULES, OVER_RANKS, filled
 
 SQUARE = np.arange(9, dtype=np.float32).reshape(3, 3)
@@ -342,7 +343,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@for_each(kind=list(KINDS))
 def test_every_layer_has_a_layout_in_pytorch(kind):
     """A new layer of minipipe's needs a rule: one without is refused as if it were
     somebody's own.

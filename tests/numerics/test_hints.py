@@ -9,6 +9,7 @@ import pytest
 from minipipe import Tensor, functional, nn, optim
 from minipipe.errors import ArgumentError, ParameterError, TensorError
 from minipipe.hints import instead_of
+from tests.launch import for_each
 
 X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
 
@@ -119,16 +120,14 @@ def test_a_module_of_ones_own_takes_its_own_keywords():
     assert copy.deepcopy(Mine(lr=1)).lr == 1
 
 
-@pytest.mark.parametrize("name", instead_of("minipipe.nn"))
+@for_each(name=list(instead_of("minipipe.nn")))
 def test_a_module_that_is_not_there_says_what_to_use(name):
     with pytest.raises(AttributeError, match="has no attribute .*; instead: "):
         getattr(nn, name)
     assert not hasattr(nn, name)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in instead_of("Tensor") if not name.startswith("_")]
-)
+@for_each(name=[name for name in instead_of("Tensor") if not name.startswith("_")])
 def test_an_attribute_that_is_not_there_says_what_to_use(name):
     with pytest.raises(
         AttributeError, match=f"Tensor has no attribute '{name}'; instead: "
@@ -220,7 +219,7 @@ def test_data_in_another_form_are_refused_with_the_remedy(compute, hint):
         compute()
 
 
-@pytest.mark.parametrize("name", instead_of("minipipe.functional"))
+@for_each(name=list(instead_of("minipipe.functional")))
 def test_functions_of_pytorch_name_those_of_here(name):
     with pytest.raises(
         AttributeError,
@@ -229,7 +228,7 @@ def test_functions_of_pytorch_name_those_of_here(name):
         getattr(functional, name)
 
 
-@pytest.mark.parametrize("name", instead_of("minipipe.optim"))
+@for_each(name=list(instead_of("minipipe.optim")))
 def test_optimisers_of_pytorch_name_those_of_here(name):
     with pytest.raises(
         AttributeError,

@@ -14,6 +14,7 @@ from minipipe import Tensor
 from minipipe import functional as F
 from minipipe.errors import TensorError
 from minipipe.testing import check_gradients
+from tests.launch import for_each
 from tests.numerics.formulas import positive, somewhere
 from tests.strategies import examples
 
@@ -214,7 +215,7 @@ WRONG_SHAPES = {
 }
 
 
-@pytest.mark.parametrize("call", WRONG_SHAPES.values(), ids=WRONG_SHAPES)
+@for_each(call=WRONG_SHAPES)
 def test_shapes_that_do_not_fit_raise_the_code_shape(call):
     with pytest.raises(TensorError) as caught:
         call(Tensor(np.ones((2, 3))))

@@ -334,7 +334,7 @@ def test_the_file_of_hints_is_installed_and_each_of_its_tables_is_of_something_h
     }
 
 
-@pytest.mark.parametrize("name", OF_PACKAGE)
+@for_each(name=list(OF_PACKAGE))
 def test_a_name_that_a_package_does_not_have_is_told_by_its_equivalent(
     name, monkeypatch
 ):

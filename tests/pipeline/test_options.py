@@ -11,6 +11,7 @@ from minipipe import Pipeline, nn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError
 from minipipe.pipeline.options import KEYWORDS
+from tests.launch import for_each
 
 DECLARED = [name for name, keyword in KEYWORDS.items() if keyword.spec is not None]
 
@@ -20,9 +21,7 @@ def made(**options):
 
 
 @pytest.mark.parametrize("name", DECLARED)
-@pytest.mark.parametrize(
-    "wrong", [1.5, "no", [True], np.ones(2)], ids=["number", "text", "list", "array"]
-)
+@for_each(wrong=[1.5, "no", [True], np.ones(2)])
 def test_a_value_that_is_not_declared_is_refused(name, wrong):
     with pytest.raises(
         ArgumentError,

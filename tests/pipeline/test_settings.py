@@ -18,6 +18,7 @@ from minipipe import (
 )
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError
+from tests.launch import for_each
 
 OPTIONS = {
     name for kind in (Pipeline, Plan) for name in inspect.signature(kind).parameters
@@ -36,9 +37,10 @@ def pipeline():
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted((OPTIONS | PROPERTIES | {"learning_rate", "no_such_thing"}) - CAN_BE_SET),
+@for_each(
+    name=sorted(
+        (OPTIONS | PROPERTIES | {"learning_rate", "no_such_thing"}) - CAN_BE_SET
+    )
 )
 def test_a_finished_pipeline_refuses_what_would_do_nothing(name):
     """The story: `pipeline.seed = 7` changed no mask, but went into the checkpoint, and
@@ -137,7 +139,7 @@ SEEDED = {
 
 
 @pytest.mark.parametrize("name", SEEDED)
-@pytest.mark.parametrize("wrong", [0.5, True, -1, "1", 2.0, np.array(1)], ids=repr)
+@for_each(wrong=[0.5, True, -1, "1", 2.0, np.array(1)])
 def test_a_seed_is_a_whole_number_wherever_one_is_taken(name, wrong):
     """The story: ``Pipeline(seed=0.5)``, ``True`` and -1 passed, and each gave other
     first values.

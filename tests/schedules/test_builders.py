@@ -13,6 +13,7 @@ import pytest
 from minipipe import schedules
 from minipipe.core.schedules.action import ActionKind
 from minipipe.errors import ScheduleError
+from tests.launch import for_each
 from tests.refusals import refusal
 from tests.strategies import takes
 
@@ -283,7 +284,7 @@ def test_interleaved_1f1b_warms_up_over_all_chunks_but_the_last_and_twice_the_ra
 
 
 @pytest.mark.parametrize("name", schedules.REGISTRY)
-@pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", None, True])
+@for_each(wrong=[0, -1, 2.0, "2", None, True])
 def test_every_builder_refuses_what_is_not_a_whole_number_of_at_least_one(name, wrong):
     builder = schedules.REGISTRY[name]
     for argument in inspect.signature(builder).parameters:

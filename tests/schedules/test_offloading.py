@@ -10,6 +10,7 @@ from minipipe import Schedule, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
 from minipipe.schedules.features import rank_of_each_stage
+from tests.launch import for_each
 
 ALL = "0F0 0O0 0F1 0B1 0L0 0R0 0I0 0W0"
 
@@ -159,9 +160,7 @@ def test_a_frozen_stage_before_all_others_has_no_backward_to_recompute_for():
     verify(both)
 
 
-@pytest.mark.parametrize(
-    "row", sorted({*permutations("FRB"), *permutations("FOLB"), *permutations("FOLRB")})
-)
+@for_each(row=[*permutations("FRB"), *permutations("FOLB"), *permutations("FOLRB")])
 def test_of_all_orders_one_is_legal(row):
     schedule = Schedule("mine", (0,), 1, [[f"0{kind}0" for kind in row]])
     if "".join(row) in ("FRB", "FOLB", "FOLRB"):

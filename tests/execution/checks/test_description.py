@@ -18,7 +18,7 @@ from minipipe import Tensor, functional, nn
 from minipipe.core.tensor import op
 from minipipe.execution.checks.description import description, digest
 from tests.execution.checks.changes import behind_an_empty_cell
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, environment, for_each
 
 NUMBERS = (
     st.none()
@@ -157,7 +157,7 @@ def tied():
     return nn.Sequential(first, last)
 
 
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@for_each(make=MADE)
 def test_what_was_made_alike_has_one_description_and_any_change_another(make):
     texts = [description(make(k), "it") for k in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]

@@ -8,7 +8,7 @@ import pytest
 from minipipe import Pipeline, data, nn, optim, spawn
 from minipipe.errors import MessageError, MinipipeError, RankError
 from tests.execution.checks.programs import CASES, X, Y, model_of, program, run_on
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import for_each, mpirun, needs_mpi, slowly
 
 PROGRAM = "tests/execution/checks/programs.py"
 # On the rank that the others follow it is they that differ, where a call is compared.
@@ -20,7 +20,7 @@ OVER_MPI = [
 ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each(name=list(CASES))
 def test_what_is_different_on_one_rank_is_named_with_the_rank(name):
     with pytest.raises(RankError, match=f"The {CASES[name][0]}.* rank 2 ") as caught:
         spawn(lambda group: run_on(group, name, rank=2), 3)

@@ -131,7 +131,7 @@ def orders(schedule):
         ("0F0 2F0 2B0 0B0\n1F0 1B0", 1),
         slowly("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", 1),
         # W may stand before or behind the SEND of its I.
-        slowly("0F0 0SEND_F0 0RECV_B0 0I0 0W0\n1RECV_F0 1F0 1I0 1SEND_B0 1W0", 2),
+        slowly("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1I0 1SEND_B0 1W0", 2),
         # Two slices: F0.0 F0.1 B0.1 B0.0 and nothing else; W0.1 may run before, between
         # or behind I0.0 and W0.0.
         ("0F0.0 0F0.1 0B0.1 0B0.0", 1),

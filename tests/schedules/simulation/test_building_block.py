@@ -13,6 +13,7 @@ from minipipe import Costs, Schedule, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Action, BuildingBlock, build, one_microbatch
 from minipipe.schedules.placements import v_placement
+from tests.launch import for_each
 
 RANKS = range(1, 7)
 NAMES = (
@@ -119,7 +120,7 @@ def test_the_peak_predicted_of_a_named_schedule_is_its_own(name, ranks):
     assert min(block.starts.values()) == 0
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each(seed=range(60))
 def test_the_predicted_peak_is_that_of_the_simulated_steady_state(seed):
     block = random_block(seed)
     for m in (1, 2, enough(block), enough(block) + 3):
