@@ -7,13 +7,10 @@ send the same messages, so each rank decides alone.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count
 from time import perf_counter
 from typing import Any
-from weakref import finalize
 
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
@@ -29,7 +26,7 @@ from minipipe.compile.reasons import (
 )
 from minipipe.compile.recording import Recorder, cache_key
 from minipipe.compile.row import SECTIONS, Row, memory_of
-from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.sections import Pool, Sections, code_of
 from minipipe.compile.stage_program import (
     StageProgram,
     action_kinds,
@@ -51,8 +48,6 @@ MOST_PROGRAMS = 8
 
 MOST_TRIES = 4
 """Programs in a row that never ran, after which a schedule stays eager."""
-
-_numbers = count()  # of programs, for unique file names
 
 
 class Compiler:
@@ -333,10 +328,8 @@ class CompiledRow:
             self.given.flat = gradients.flat([leaf for leaf, _ in self.given.pairs])
 
     def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
-        file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
-        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-        finalize(self, linecache.cache.pop, file, None)
-        exec(compile(text, file, "exec"), self._namespace)
+        name = f"schedule of rank {executor.group.rank}"
+        exec(code_of(text, name, self), self._namespace)
         function = self._namespace.pop("schedule")
         assert callable(function)
         return function
