@@ -126,6 +126,10 @@ class Compiler:
         program = self._programs[key]
         if program is None or not program.holds(self.gradients):
             return False
+        if not program.is_ready():
+            self._report = "runs eagerly in the step after one that failed"
+            executor.run_eagerly(steps)
+            return True
         self.program = program
         self._tries.pop(key, None)
         try:
@@ -228,6 +232,8 @@ class CompiledRow:
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
         The gradients that it writes.
+    keys : set
+        The keys of receives that the lines of the schedule post themselves.
     """
 
     def __init__(
@@ -263,12 +269,14 @@ class CompiledRow:
         self.is_static = all(part.is_static for part in parts)
 
     def _note_messages(self, row: Row) -> None:
-        """Note the channels of a row."""
+        """Note the channels of a row, and the receives that its lines post."""
         self._receives: list[tuple[Any, Any]] = []
+        self.keys: set[Any] = set()
         for message in row.messages.values():
             self._namespace |= message.names
             if not message.is_send:
                 self._receives.append((message.channel, message.route.value))
+                self.keys |= {message.names.get(f"key_{message.value}")} - {None}
 
     def _attributes_of(self, executor: Executor) -> Iterator[Attributes]:
         """Yield the attributes of the compiled layers and of the loss."""
@@ -344,6 +352,13 @@ class CompiledRow:
             if not guard.parameters_hold():
                 return False
         return self._attributes.still_hold() or self._attributes.hold_again()
+
+    def is_ready(self) -> bool:
+        """Return whether no posted receive is left from a failed run.
+
+        An eager step takes its message; the lines would post it again.
+        """
+        return self.keys.isdisjoint(self._namespace.get("posted", ()))
 
     def run(self, executor: Executor) -> None:
         """Run the schedule of a batch.

@@ -261,6 +261,10 @@ class RepeatedStep:
             yield from self._comparison_with_last(noun)
         yield "if compiler.program is not program:"
         yield "    return None"
+        if self._program.keys:
+            self._names |= {"keys": self._program.keys, "posted": group.posted}
+            yield "if not keys.isdisjoint(posted):  # a step has failed"
+            yield "    return None"
         yield "if not program.holds(compiler.gradients):"
         yield "    return None"
         if calls.is_alone:
