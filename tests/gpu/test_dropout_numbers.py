@@ -128,6 +128,17 @@ def test_captured_steps_draw_the_numbers_of_eager_ones(model, graphs):
     assert graphs and max(graph.num_allocations for graph in graphs) <= 1
 
 
+def test_attention_draws_by_the_kernel_as_well(monkeypatch):
+    def no_numbers(*given):
+        raise AssertionError("The host draws")
+
+    monkeypatch.setattr(dropping, "uniform", no_numbers)
+    x = Tensor(device.asarray(np.ones((2, 3, 4), np.float32)))
+    with random_key(1):
+        functional.attention(x, x, x, dropout=0.5)
+        functional.dropout(x, 0.5)
+
+
 def test_a_section_gets_keys_and_draws_by_itself():
     def source(group):
         own = schedule_of("1f1b", group.size)
