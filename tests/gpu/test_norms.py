@@ -11,7 +11,8 @@ import pytest
 from minipipe import Pipeline, init_process_group, nn, optim, spawn
 from minipipe.core.autograd.backend import to_numpy
 from minipipe.errors import NotFiniteError, ParameterError
-from minipipe.optim.scaling import KERNELS, sum_of_squares
+from minipipe.gpu import updates
+from minipipe.optim.scaling import sum_of_squares
 from tests.compile import device
 from tests.gpu.emulated import Kernel, installed, needs_compiler
 from tests.gpu.waits import counted
@@ -58,8 +59,7 @@ def of_numpy(arrays):
 
 
 def of_kernels(arrays):
-    sums, _ = KERNELS[device.__name__]
-    return sums(list(map(device.asarray, arrays)))
+    return updates.sums_of_squares(*map(device.asarray, arrays))
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
@@ -97,8 +97,8 @@ def test_arrays_of_other_orders_dtypes_and_none_have_the_bits_of_numpy():
     views = array.T, array[:, ::3], array[::-1]
     arrays = [*views, np.zeros((0, 3)), np.array(2.0), array.astype(np.float16)]
     on_device = device.asarray(array)
-    sums, _ = KERNELS[device.__name__]
-    found = sums([on_device.T, on_device[:, ::3], on_device[::-1]])
+    views = on_device.T, on_device[:, ::3], on_device[::-1]
+    found = updates.sums_of_squares(*views)
     assert found + of_kernels(arrays[3:]) == of_numpy(arrays)
     assert optim.squared_norms(with_gradients(device, None)) == []
 
