@@ -282,6 +282,18 @@ def test_a_step_finds_the_first_gradient_that_is_not_finite(large):
     assert (run(device) is True) == (large < 1e30)
 
 
+def test_a_rank_without_parameters_has_nothing_to_check_or_to_scale():
+    def run(group):
+        made = {"loss": nn.MSELoss(), "num_microbatches": 2, "device": device}
+        pipeline = Pipeline(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), group, **made)
+        x = np.ones((4, 3), np.float32)
+        pipeline.step(x, x)
+        scale = optim.LossScale(8.0)
+        return pipeline.unscale_gradients(scale), pipeline.clip_grad_norm(1e-3) > 0
+
+    assert spawn(run, 2) == [(True, True)] * 2
+
+
 def main():
     """Print the losses and norms of each rank, compiled and not."""
     with installed(), init_process_group() as group:
