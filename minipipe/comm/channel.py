@@ -27,6 +27,7 @@ from minipipe.core.comm.message import (
     Request,
     described,
     finish,
+    packed_step,
 )
 from minipipe.errors import MessageError
 
@@ -72,6 +73,10 @@ class SendChannel:
         self._what = what
         self._request: Request | None = None
         self.is_over = True
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to use it in line; nothing, if it cannot."""
+        return {}
 
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once. Local; the partner is the
@@ -146,6 +151,10 @@ class ReceiveChannel:
         self._request: Receive | None = None
         self.other: Array | None = None
         self._step = 0
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to use it in line; nothing, if it cannot."""
+        return {}
 
     def start(self, step: int = 0) -> None:
         """Start to receive the next message; return at once. Local; the partner is the
@@ -305,7 +314,8 @@ class BroadcastChannel:
                 sending.array[...] = array
             sending.start()
         for sending in self._sending:
-            sending.wait()
+            if not sending.is_over:
+                sending.wait()
         return array
 
 
@@ -347,6 +357,12 @@ class ExchangeChannel:
                     (lengths[other],), np.float64, other, tag, what
                 )
 
+        # of each channel, to use it without a call; empty for one that has none
+        self._parts = [each.parts() for each in self._sending]
+        self._parts_of = {
+            source: each.parts() for source, each in self._receiving.items()
+        }
+
     def exchange(self, numbers: Sequence[float], step: int) -> dict[int, list[float]]:
         """Return the numbers of all senders, by sender; this rank sends its own, if it
         is one. Collective.
@@ -358,22 +374,52 @@ class ExchangeChannel:
         self._is_open = True
         if self._group.is_closed:
             self._group.check_open()
-        for sending in self._sending:
-            sending.wait()
-            sending.array[:] = numbers
-            sending.start(step)
-        for receiving in self._receiving.values():
-            receiving.start(step)
+        head = packed_step(step)
         found = {}
+        self._start(numbers, step, head)
         for source, receiving in self._receiving.items():
-            receiving.wait()
+            parts = self._parts_of[source]
+            own = parts.get("own")
+            if own is None or parts["posted"].get(parts["key"]) is not own:
+                receiving.wait()
+            else:
+                own.is_over = own.is_over or parts["test"](parts["status"])
+                if own.is_over and parts["begins"](
+                    head + parts["form"], parts["offset"]
+                ):
+                    del parts["posted"][parts["key"]]
+                else:
+                    parts["wait"](step)
             found[source] = receiving.array.tolist()
         for sending in self._sending:
-            sending.wait()
+            if not sending.is_over:
+                sending.wait()
         self._is_open = False
         if self._is_sender:
             found[self._rank] = [*numbers]
         return found
+
+    def _start(self, numbers: Sequence[float], step: int, head: bytes) -> None:
+        """Start all messages; without a call for each, if they have parts."""
+        for sending, parts in zip(self._sending, self._parts):
+            if not sending.is_over:
+                sending.wait()
+            sending.array[:] = numbers
+            if not parts:
+                sending.start(step)
+                continue
+            parts["head"][:] = head
+            parts["start"]()
+            if not parts["test"]():
+                parts["linger"]()
+        for source, receiving in self._receiving.items():
+            parts = self._parts_of[source]
+            if not parts or parts["key"] in parts["posted"]:
+                receiving.start(step)
+                continue
+            parts["own"].is_over = False
+            parts["posted"][parts["key"]] = parts["own"]
+            parts["start"]()
 
 
 def empty(shape: tuple[int, ...], dtype: Any, xp: ModuleType) -> Array:

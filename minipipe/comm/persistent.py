@@ -94,6 +94,14 @@ class PersistentSend(SendChannel):
         for request in self._requests:
             group.persistent.add(self, request, request.Test)
 
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to start it in line."""
+        request, *others = self._requests
+        if others:
+            return {}
+        parts = {"head": self._head, "start": request.Start, "test": request.Test}
+        return {**parts, "linger": self.linger}
+
     def start(self, step: int = 0) -> None:
         """Start to send the array; return at once, or once the message before has been
         taken.
@@ -114,9 +122,14 @@ class PersistentSend(SendChannel):
         for request in self._requests:
             request.Start()
         if not self._is_sent():
-            self._group.give_time(
-                self._is_sent, self._destination, self._tag, self._header.nbytes
-            )
+            self.linger()
+
+    def linger(self) -> None:
+        """Give a send that was started, and is not over, some time."""
+        self.is_over = False
+        self._group.give_time(
+            self._is_sent, self._destination, self._tag, self._header.nbytes
+        )
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the array may be filled again: at once if nothing was started."""
@@ -206,6 +219,40 @@ class PersistentReceive(ReceiveChannel):
             self._own.request.Start()
             self._own.is_over = False
             self._posted[self.key] = self._own
+
+    def parts(self) -> dict[str, Any]:
+        """Return what a program needs to start and to finish it in line.
+
+        The receive must not be posted when it is started: see :attr:`key`.
+        """
+        if self._body is not None:
+            return {}
+        own = self._own
+        return {
+            "posted": self._posted,
+            "own": own,
+            "key": self.key,
+            "start": own.request.Start,
+            "test": own.request.Test,
+            "status": own.status,
+            "begins": self._buffer.memory.startswith,
+            "form": self._form,
+            "offset": self._buffer.start,
+            "wait": self.wait_in,
+        }
+
+    def wait_in(self, step: int) -> None:
+        """Wait for a message that a program has started to receive in a step."""
+        self._step = step
+        self._expected_header = packed_step(step) + self._form
+        own = self._own
+        # most are late by the time of a few looks
+        for _ in range(self._group.job.spins):
+            if own.has_arrived():
+                break
+        array = self.take()
+        if array is not self.array:
+            self.take_over(array)
 
     def take(self, timeout: float | None = None) -> np.ndarray:
         """Wait until the message has arrived, of whatever shape and dtype, and return

@@ -7,13 +7,10 @@ send the same messages, so each rank decides alone.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count
 from time import perf_counter
 from typing import Any
-from weakref import finalize
 
 from minipipe.compile.arrivals import OtherForm, has_run
 from minipipe.compile.failures import compute_again, place_of
@@ -29,7 +26,7 @@ from minipipe.compile.reasons import (
 )
 from minipipe.compile.recording import Recorder, cache_key
 from minipipe.compile.row import SECTIONS, Row, memory_of
-from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.sections import Pool, Sections, code_of
 from minipipe.compile.stage_program import (
     StageProgram,
     action_kinds,
@@ -51,8 +48,6 @@ MOST_PROGRAMS = 8
 
 MOST_TRIES = 4
 """Programs in a row that never ran, after which a schedule stays eager."""
-
-_numbers = count()  # of programs, for unique file names
 
 
 class Compiler:
@@ -131,6 +126,10 @@ class Compiler:
         program = self._programs[key]
         if program is None or not program.holds(self.gradients):
             return False
+        if not program.is_ready():
+            self._report = "runs eagerly in the step after one that failed"
+            executor.run_eagerly(steps)
+            return True
         self.program = program
         self._tries.pop(key, None)
         try:
@@ -233,6 +232,8 @@ class CompiledRow:
         Whether all weight gradients are arrays that are written in each step.
     given : GivenGradients
         The gradients that it writes.
+    keys : set
+        The keys of receives that the lines of the schedule post themselves.
     """
 
     def __init__(
@@ -268,12 +269,14 @@ class CompiledRow:
         self.is_static = all(part.is_static for part in parts)
 
     def _note_messages(self, row: Row) -> None:
-        """Note the channels of a row."""
+        """Note the channels of a row, and the receives that its lines post."""
         self._receives: list[tuple[Any, Any]] = []
+        self.keys: set[Any] = set()
         for message in row.messages.values():
             self._namespace |= message.names
             if not message.is_send:
                 self._receives.append((message.channel, message.route.value))
+                self.keys |= {message.names.get(f"key_{message.value}")} - {None}
 
     def _attributes_of(self, executor: Executor) -> Iterator[Attributes]:
         """Yield the attributes of the compiled layers and of the loss."""
@@ -333,10 +336,8 @@ class CompiledRow:
             self.given.flat = gradients.flat([leaf for leaf, _ in self.given.pairs])
 
     def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
-        file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
-        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-        finalize(self, linecache.cache.pop, file, None)
-        exec(compile(text, file, "exec"), self._namespace)
+        name = f"schedule of rank {executor.group.rank}"
+        exec(code_of(text, name, self), self._namespace)
         function = self._namespace.pop("schedule")
         assert callable(function)
         return function
@@ -351,6 +352,13 @@ class CompiledRow:
             if not guard.parameters_hold():
                 return False
         return self._attributes.still_hold() or self._attributes.hold_again()
+
+    def is_ready(self) -> bool:
+        """Return whether no posted receive is left from a failed run.
+
+        An eager step takes its message; the lines would post it again.
+        """
+        return self.keys.isdisjoint(self._namespace.get("posted", ()))
 
     def run(self, executor: Executor) -> None:
         """Run the schedule of a batch.

@@ -26,6 +26,7 @@ from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
 from minipipe.core.autograd import backend
+from minipipe.core.comm.message import packed_step
 from minipipe.core.execution.executor import Binding, Executor, role_of
 from minipipe.core.execution.record import Receipt
 from minipipe.core.schedules.action import (
@@ -104,6 +105,7 @@ class Row:
             "carried": [_carried(executor, b.action) for b in self._bindings],
             "Receipt": Receipt,
             "new": tuple.__new__,
+            "packed_step": packed_step,
             "asarray": backend.as_array,
             "add": backend.quietly(np.add),  # sums of halves may be infinite
         }
@@ -131,6 +133,7 @@ class Row:
         yield "    batch, ran = rank.batch, rank.record.ran.append"
         yield "    seed, step = batch.seed, batch.training_step"
         yield "    call, activity = batch.step, rank.group.activity"
+        yield "    head = packed_step(call)"
         yield "    sent, received = rank.record.sent, rank.record.received"
         stages = {stage for stage, _ in self._programs}
         batch = self._executor.batch
@@ -185,10 +188,10 @@ class Row:
         elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
             message = self._message(binding, self._form_by_value[binding.takes[0]])
             yield f"sent[carried[{position}]] = now()"
-            yield message.start()
+            yield from message.start()
         elif action.kind in (RECV_F, RECV_B) and (form := self._plain_form(action)):
             value = binding.gives[0][1]
-            yield self._message(binding, form).start()
+            yield from self._message(binding, form).start()
             self._state[value], self._form_by_value[value] = "channel", form
         else:
             yield from self._handler(position, binding)
@@ -403,7 +406,7 @@ class Row:
             route = self._routes[value]
             yield "awaited = now()"
             message = self.messages[f"receive_{name}"]
-            yield message.wait()
+            yield from message.wait()
             receipt = f"awaited, now(), {message.channel.array.nbytes}"
             yield f"received[carried[{route}]] = new(Receipt, ({receipt}))"
             state = "arrays"

@@ -43,7 +43,7 @@ Stash = tuple[list[Any], int]
 """Values by slot, and the position of the parameter that is the number of the slot."""
 
 _FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty")
-_numbers = count()  # of programs, for unique file names
+_numbers = count()  # of sources, for unique file names
 
 
 class Pool:
@@ -164,10 +164,9 @@ class Sections:
         self._functions = dict(trace.functions)
         dtypes = (variable.dtype for variable in trace.variables.values())
         self._dtypes = {each.name: trace.dialect.dtype(each) for each in dtypes}
-        file = f"<stage {stage}, {next(_numbers)}>"
-        self._code_of_blocks = _compiled(blocks, f"<blocks of {file[1:]}", self)
-        self._code = _compiled(functions, file, self)
-        self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
+        self._code_of_blocks = code_of(blocks, f"blocks of stage {stage}", self)
+        self._code = code_of(functions, f"stage {stage}", self)
+        self._code_of_arrays = code_of(self.arrays, f"arrays of stage {stage}", self)
 
     def bind(
         self,
@@ -278,8 +277,9 @@ def _parameters(
     return parameters
 
 
-def _compiled(source: str, file: str, owner: object) -> CodeType:
+def code_of(source: str, name: str, owner: object) -> CodeType:
     """Return the code of a source; tracebacks show its lines while the owner lives."""
+    file = f"<{name}, {next(_numbers)}>"
     lines = source.splitlines(keepends=True)
     linecache.cache[file] = len(source), None, lines, file
     finalize(owner, linecache.cache.pop, file, None)

@@ -18,20 +18,18 @@ agreed.
 
 from __future__ import annotations
 
-import linecache
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
 from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 from zlib import crc32
 
 import numpy as np
 
 from minipipe.compile.program import CompiledRow, Compiler
+from minipipe.compile.sections import code_of
 from minipipe.core.autograd.modes import mode
 from minipipe.core.execution.executor import Binding, Executor
 from minipipe.core.objective import Objective
@@ -47,8 +45,6 @@ from minipipe.pipeline.training_call import TrainingCall
 
 if TYPE_CHECKING:
     from minipipe.execution.sums import GradientSums
-
-_numbers = count()  # of steps: each has its own file name
 
 # Does not warn of an overflow; in C, if NumPy shows what stands behind its function.
 _VDOT = getattr(np.vdot, "_implementation", np.vdot)
@@ -173,11 +169,8 @@ class RepeatedStep:
         return compiler.program is self._program and intake.last is self._form
 
     def _compiled(self) -> Repeated:
-        file = f"<step of rank {self._executor.group.rank}, {next(_numbers)}>"
-        lines = self.source.splitlines(keepends=True)
-        linecache.cache[file] = len(self.source), None, lines, file
-        finalize(self, linecache.cache.pop, file, None)
-        exec(compile(self.source, file, "exec"), self._names)
+        name = f"step of rank {self._executor.group.rank}"
+        exec(code_of(self.source, name, self), self._names)
         function = self._names.pop("step")  # a function in its globals is a cycle
         assert callable(function)
         return function
@@ -268,6 +261,10 @@ class RepeatedStep:
             yield from self._comparison_with_last(noun)
         yield "if compiler.program is not program:"
         yield "    return None"
+        if self._program.keys:
+            self._names |= {"keys": self._program.keys, "posted": group.posted}
+            yield "if not keys.isdisjoint(posted):  # a step has failed"
+            yield "    return None"
         yield "if not program.holds(compiler.gradients):"
         yield "    return None"
         if calls.is_alone:

@@ -28,6 +28,7 @@ def messages_take_persistent_requests(group):
             group.receive_channel((length,), DTYPE, 0, 3),
         )
         assert all(isinstance(one, (PersistentSend, PersistentReceive)) for one in made)
+        assert all(bool(one.parts()) is is_small for one in made)
         if is_small and length:
             assert all(one.array.ctypes.data % 64 == 0 for one in made)
             assert all(

@@ -16,16 +16,20 @@ def after_a_failure(group, how):
     options = {"loss": nn.MSELoss(), "num_microbatches": 3, "compile": how}
     layers = [nn.Linear(4, 4) for _ in range(2 * group.size)]
     model = nn.Sequential(*layers).initialise(0)
-    pipeline, found = Pipeline(model, group, **options), []
+    pipeline, found, reports = Pipeline(model, group, **options), [], []
     x, y = np.random.default_rng(0).standard_normal((2, 12, 4)).astype(np.float32)
     for step in range(12):
         if step % 3 == 0:
             for route in pipeline._trainer.routes.values():
                 if route.peer != group.rank and step % 2 == route.tag % 2:
                     group.irecv(route.peer, route.tag)
-        found.append(pipeline.step(x + step, y))
+        found.append((pipeline.step(x + step, y), pipeline.compile_report()))
         found.append([p.grad.tobytes() for p in pipeline.parameters()])
-    return found, pipeline.compile_report()
+    reports = [report for _, report in found[::2]]
+    losses = [loss for loss, _ in found[::2]]
+    if how:
+        assert any("after one that failed" in report for report in reports[3:])
+    return (losses, found[1::2]), reports[-1]
 
 
 def trained(group, kind, how):
