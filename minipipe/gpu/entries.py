@@ -195,20 +195,22 @@ ENTRIES: dict[Any, dict[str, Callable[..., Any]]] = {
     added: {"forward": rows_by_number.added},
     dropping.dropped: {"forward": dropout.dropped},
     dropping._dropout: {"a": dropout.kept},
+    scaling.sums_of_squares: {"forward": updates.sums_of_squares},
+    scaling.scaled: {"forward": updates.scaled},
+    scaling.are_finite: {"forward": updates.are_finite},
 }
 """By operation, or function of arrays, its versions for arrays of a GPU: ``forward``,
 and by the names of inputs and shared values their gradients; see ``versions.py``.
 """
 
 TABLES: list[tuple[dict[str, Any], Any]] = [
-    (scaling.KERNELS, (updates.sums_of_squares, updates.scale)),
     (SGD.launches, updates.sgd),
     (Adam.launches, partial(updates.adam, is_decoupled=False)),
     (AdamW.launches, partial(updates.adam, is_decoupled=True)),
     (Muon.launches, partial(updates.adam, is_decoupled=True, looks_ahead=False)),
 ]
 """Tables of optimisers by the name of the array module, with functions that launch a
-kernel over many arrays.
+kernel over many parameters.
 """
 
 _installed: set[str] = set()

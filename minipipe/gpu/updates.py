@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from math import isfinite
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from minipipe.core.autograd import backend
 from minipipe.core.autograd.backend import Array, array_module
-from minipipe.gpu.kernels import REALS, launch
+from minipipe.gpu.kernels import launch, real_of
 from minipipe.optim.launches import Item, Update
 from minipipe.optim.optimiser import ParameterGroup
 from minipipe.optim.rules import next_rates
@@ -68,13 +69,13 @@ def _fitting(
         arrays = [values, gradient, *filter(backend.is_array, state.values())]
         dtype = values.dtype
         are_alike = all(x.dtype == dtype and x.flags.c_contiguous for x in arrays)
-        if are_alike and _is_real(values):
+        if are_alike and real_of(dtype) is not None:
             yield values, gradient, state
         else:
             update(values, gradient, state, group)
 
 
-def sums_of_squares(arrays: Sequence[Array]) -> list[float]:
+def sums_of_squares(*arrays: Array) -> list[float]:
     """Return the sum of the squares of each array, in float64, with the bits of NumPy.
 
     They are computed by two launches for each dtype, and read together.
@@ -83,7 +84,7 @@ def sums_of_squares(arrays: Sequence[Array]) -> list[float]:
     results = xp.empty(len(arrays), dtype=xp.float64)
     rows: list[list[Any]] = []
     for place, array in enumerate(arrays):
-        if not _is_real(array):
+        if real_of(array.dtype) is None:
             array = backend.as_array(array, xp.float64)
         rows.append([backend.contiguous(array), place])
     for first, num_blocks, table, num_rows in _tables(rows):
@@ -95,21 +96,25 @@ def sums_of_squares(arrays: Sequence[Array]) -> list[float]:
     return backend.to_numpy(results).tolist()
 
 
-def scale(arrays: Sequence[Array], factor: float) -> Sequence[Array]:
+def are_finite(*arrays: Array) -> Any:
+    """Return True if all elements are finite, and if not, or if squares of float64
+    overflow, leave it to the plain function.
+    """
+    return all(map(isfinite, sums_of_squares(*arrays))) or NotImplemented
+
+
+def scaled(*arrays: Array, factor: float) -> Sequence[Array]:
     """Multiply arrays by a number, in place, by a launch for each dtype."""
     rows: dict[int, list[Any]] = {}  # by address, since two may be the same
     for place, array in enumerate(arrays):
         address = array.data.ptr
-        if _is_real(array) and array.flags.c_contiguous and address not in rows:
+        fits = real_of(array.dtype) is not None and array.flags.c_contiguous
+        if fits and address not in rows:
             rows[address] = [array, place]
         else:
             array *= factor
     _launch("updates.scale", list(rows.values()), factor)
     return arrays
-
-
-def _is_real(array: Array) -> bool:
-    return backend.numpy_dtype(array.dtype).name in REALS
 
 
 def _launch(kernel: str, rows: list[list[Any]], *numbers: float) -> None:

@@ -4,7 +4,7 @@ precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf, isfinite, sqrt
 from operator import imul
 
@@ -22,14 +22,6 @@ from minipipe.optim.state import state_of
 # The norm has the same bits however the parameters are ordered, grouped or divided
 # among ranks: each gradient's sum of squares is computed alone, in float64, and
 # ``math.fsum`` adds them without rounding before the end.
-
-Sums = Callable[[Sequence[Array]], list[float]]
-Scale = Callable[[Sequence[Array], float], Iterable[Array]]
-KERNELS: dict[str, tuple[Sums, Scale]] = {}
-"""By the name of an array module, functions of several arrays that take a few launches:
-the sum of the squares of each, in float64, for which a device is waited for once; and
-the product with a number, in place.
-"""
 
 
 @with_hints
@@ -146,9 +138,17 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     [25.0]
     """
     gradients = _gradients(parameters)
-    arrays = list(gradients.values())
-    sums, _ = _kernels(arrays)
-    return over_parts(gradients, sums(arrays))
+    squares: list[float] = []
+    if gradients:
+        squares = sums_of_squares(*gradients.values())
+    return over_parts(gradients, squares)
+
+
+def sums_of_squares(*arrays: Array) -> list[float]:
+    """Return the sum of the squares of each array, in float64, at least one. Local; a
+    device is waited for once.
+    """
+    return numbers(list(map(sum_of_squares, arrays)))
 
 
 def sum_of_squares(gradient: Array) -> Array:
@@ -431,7 +431,8 @@ def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
     >>> optim.gradients_are_finite([weight])
     False
     """
-    return are_finite(_gradients(parameters).values())
+    gradients = _gradients(parameters)
+    return not gradients or are_finite(*gradients.values())
 
 
 def parts_are_finite(parameters: Iterable[Parameter]) -> bool:
@@ -452,31 +453,18 @@ def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
 
 
 def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
-    arrays = list(gradients.values())
-    _, scale = _kernels(arrays)
-    for parameter, gradient in zip(gradients, scale(arrays, factor)):
-        parameter.grad = gradient  # if layers share it, `grad` was a new sum
+    if gradients:
+        arrays = scaled(*gradients.values(), factor=factor)
+        for parameter, gradient in zip(gradients, arrays):
+            parameter.grad = gradient  # if layers share it, `grad` was a new sum
 
 
-def are_finite(gradients: Iterable[Array]) -> bool:
-    """Return whether all elements of some arrays are finite. Local."""
-    arrays = list(gradients)
-    sums, _ = _kernels(arrays)
-    # squares of float64 may overflow
-    if sums is not _plain_sums and all(map(isfinite, sums(arrays))):
-        return True
+def scaled(*arrays: Array, factor: float) -> Sequence[Array]:
+    """Multiply arrays by a number, in place; return them, at least one."""
+    return [imul(array, factor) for array in arrays]
+
+
+def are_finite(*arrays: Array) -> bool:
+    """Return whether all elements of some arrays are finite, at least one. Local."""
     modules = ((array, backend.array_module(array)) for array in arrays)
     return all(numbers([xp.all(xp.isfinite(array)) for array, xp in modules]))
-
-
-def _kernels(arrays: Sequence[Array]) -> tuple[Sums, Scale]:
-    module = backend.array_module(next(iter(arrays), None))
-    return KERNELS.get(module.__name__, (_plain_sums, _plain_scale))
-
-
-def _plain_sums(arrays: Sequence[Array]) -> list[float]:
-    return numbers(list(map(sum_of_squares, arrays)))
-
-
-def _plain_scale(arrays: Sequence[Array], factor: float) -> Iterable[Array]:
-    return [imul(array, factor) for array in arrays]

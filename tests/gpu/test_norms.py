@@ -11,7 +11,8 @@ import pytest
 from minipipe import Pipeline, init_process_group, nn, optim, spawn
 from minipipe.core.autograd.backend import to_numpy
 from minipipe.errors import NotFiniteError, ParameterError
-from minipipe.optim.scaling import KERNELS, sum_of_squares
+from minipipe.gpu import updates
+from minipipe.optim.scaling import sum_of_squares
 from tests.compile import device
 from tests.gpu.emulated import Kernel, installed, needs_compiler
 from tests.gpu.waits import counted
@@ -58,8 +59,7 @@ def of_numpy(arrays):
 
 
 def of_kernels(arrays):
-    sums, _ = KERNELS[device.__name__]
-    return sums(list(map(device.asarray, arrays)))
+    return updates.sums_of_squares(*map(device.asarray, arrays))
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
@@ -97,8 +97,8 @@ def test_arrays_of_other_orders_dtypes_and_none_have_the_bits_of_numpy():
     views = array.T, array[:, ::3], array[::-1]
     arrays = [*views, np.zeros((0, 3)), np.array(2.0), array.astype(np.float16)]
     on_device = device.asarray(array)
-    sums, _ = KERNELS[device.__name__]
-    found = sums([on_device.T, on_device[:, ::3], on_device[::-1]])
+    views = on_device.T, on_device[:, ::3], on_device[::-1]
+    found = updates.sums_of_squares(*views)
     assert found + of_kernels(arrays[3:]) == of_numpy(arrays)
     assert optim.squared_norms(with_gradients(device, None)) == []
 
@@ -280,6 +280,18 @@ def test_a_step_finds_the_first_gradient_that_is_not_finite(large):
 
     assert run(device) == run(np)
     assert (run(device) is True) == (large < 1e30)
+
+
+def test_a_rank_without_parameters_has_nothing_to_check_or_to_scale():
+    def run(group):
+        made = {"loss": nn.MSELoss(), "num_microbatches": 2, "device": device}
+        pipeline = Pipeline(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), group, **made)
+        x = np.ones((4, 3), np.float32)
+        pipeline.step(x, x)
+        scale = optim.LossScale(8.0)
+        return pipeline.unscale_gradients(scale), pipeline.clip_grad_norm(1e-3) > 0
+
+    assert spawn(run, 2) == [(True, True)] * 2
 
 
 def main():

@@ -104,7 +104,7 @@ class FiniteCheck:
         from minipipe.optim.scaling import are_finite, gradients_are_finite
 
         # large gradients have squares that overflow
-        if not are_finite(gradients):
+        if gradients and not are_finite(*gradients):
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
                     return self.names.index(name)
