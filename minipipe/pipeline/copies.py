@@ -69,7 +69,7 @@ class Copies:
         arrays = [self._like(array, dtype) for array in part.arrays]
         if self.stream is None:
             self.stream = self._xp.cuda.Stream(non_blocking=True)
-        # Their memory may be that of arrays which the device still computes with.
+        # The device may still compute with arrays that had their memory.
         self.stream.wait_event(self.current.record())
         coming = _Coming([part._replace(arrays=arrays)], here.sizes)
         coming.copies, coming.sources = self, part.arrays
@@ -92,7 +92,7 @@ class Copies:
         return array
 
     def copy(self, source: np.ndarray, target: Array) -> Any:
-        """Begin to copy; return the event after which the values are there."""
+        """Begin to copy; return the event of its end."""
         dtype = backend.numpy_dtype(target.dtype)
         num_bytes = source.size * dtype.itemsize
         buffer = self._buffer(num_bytes)
