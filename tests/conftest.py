@@ -1,7 +1,7 @@
 """For all tests: what hypothesis draws, and what keeps the suite quick without making a
 test weaker.
 
-The profile ``quick``, the default, draws a twelfth of the examples that a test names,
+The profile ``quick``, the default, draws few of the examples that a test names, and
 the same each time. ``.ci/run`` draws half of them, ``--hypothesis-profile=thorough``,
 and other ones each day, so that a rare case is found some day; and the slow cells of a
 large table take turns, so that each runs every third day. Neither measures time.
@@ -26,7 +26,7 @@ from tests.strategies import takes
 os.environ["COLUMNS"] = "100"
 collect_ignore = ["numerics/make_edges.py"]  # a script that imports PyTorch
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", max_examples=8, derandomize=True, **COMMON)
+settings.register_profile("quick", max_examples=6, derandomize=True, **COMMON)
 settings.register_profile(
     "thorough", max_examples=50, derandomize=False, database=None, **COMMON
 )

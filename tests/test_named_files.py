@@ -30,7 +30,7 @@ LINKED = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)")
 OF_READERS = re.compile(
     r"(?:.*/)?(?:test_)?NN_name\.py|minipipe/cli/NAME\.py|mine(?:\.csv|/.*)|class/(?:ada|bob)/.*|smallest\.py"
     r"|(?:minipipe/schedules/)?gpipe_in_groups\.py|step(?:ping\.py|\.html|\.measured\.html)|json\.py"
-    r"|(?:megatron/training/)?arguments\.py|messages\.py|train_torch\.py|from_csv\.py"
+    r"|(?:megatron/training/)?arguments\.py|messages\.py|train_torch\.py|from_csv\.py|wheels/"
 )
 # A history names what was there; the pages of the site are made when it is built, and
 # its own tests follow their links.

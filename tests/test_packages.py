@@ -62,10 +62,8 @@ def parents(module):
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
-@pytest.mark.parametrize(
-    "package",
-    ["render", *(pytest.param(name, marks=pytest.mark.slow) for name in OUTER)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["render", *OUTER])
 def test_without_a_package_all_that_does_not_import_it_loads(package, tmp_path):
     for path in PACKAGE.rglob("*"):
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)

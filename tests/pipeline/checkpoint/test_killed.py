@@ -73,7 +73,7 @@ def check(folder, undisturbed, resume, *fault, num_ranks=4):
 @pytest.mark.parametrize(
     ("resume", "rank", "what", "number"),
     [
-        (in_threads, 0, "call", 9),
+        slowly(in_threads, 0, "call", 9),
         *[
             slowly(in_threads, rank, what, 0)
             for rank, what in enumerate(("warm-up", "cool-down", "steady", "warm-up"))
