@@ -3,11 +3,9 @@ test weaker.
 
 The profile ``quick``, the default, draws few of the examples that a test names, and
 the same each time. ``.ci/run`` draws half of them, ``--hypothesis-profile=thorough``,
-and other ones each day, so that a rare case is found some day; and the slow cells of a
-large table take turns, so that each runs every third day. Neither measures time.
+and other ones each week, so that a rare case is found some day. Neither measures time.
 """
 
-import collections
 import contextlib
 import datetime
 import gc
@@ -32,7 +30,6 @@ settings.register_profile(
 )
 settings.load_profile("quick")
 HERE = Path(__file__).parent
-MANY, TURNS = 9, 3  # so three cells or more run each day
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its options
@@ -40,36 +37,13 @@ def pytest_configure(config):
     _keep_bytecode(config)
     options = config.option  # workers have them from here
     if options.hypothesis_profile == "thorough" and options.hypothesis_seed is None:
-        today = datetime.datetime.now(datetime.UTC).toordinal()
-        options.hypothesis_seed = f"{today}"
-
-
-def pytest_collection_modifyitems(config, items):
-    """Let the slow cells of a table of many take turns.
-
-    What a table says holds in its quick cells, too, which always run.
-    """
-    if config.option.hypothesis_profile != "thorough":
-        return
-    tables = collections.defaultdict(list)
-    for item in items:
-        if hasattr(item, "callspec") and item.get_closest_marker("slow"):
-            tables[item.parent, item.originalname].append(item)
-    turn = int(config.option.hypothesis_seed) % TURNS
-    waiting = [
-        cell
-        for cells in tables.values()
-        for number, cell in enumerate(cells)
-        if len(cells) >= MANY and number % TURNS != turn
-    ]
-    config.hook.pytest_deselected(items=waiting)
-    others = {*items}.difference(waiting)
-    items[:] = [item for item in items if item in others]
+        year, week, _ = datetime.datetime.now(datetime.UTC).isocalendar()
+        options.hypothesis_seed = f"{year}{week:02}"
 
 
 def pytest_terminal_summary(terminalreporter, config):
     if (seed := config.option.hypothesis_seed) is not None:
-        terminalreporter.write_line(f"examples and turns of --hypothesis-seed={seed}")
+        terminalreporter.write_line(f"examples of --hypothesis-seed={seed}")
 
 
 def _keep_bytecode(config):
