@@ -279,15 +279,15 @@ assert two.makespan == 4 * 6 + 3 == 27
 #
 # | | here | in a framework made for speed |
 # |---|---|---|
-# | streams | two for each rank: computation, and copies of the batch | several: computation, copies, each direction of messages |
+# | streams | two: computation, copies of the batch | several: computation, copies, each direction of messages |
 # | waiting | before each message, and once in a step | only where a value is needed; events between streams |
 # | a copy and a computation of one rank | overlap for the batch, not for messages | overlap |
 # | messages | MPI: device arrays or pinned staging | NCCL, itself a kernel in a stream |
 # | launches | each operation by itself, or a CUDA graph for each action (`compile=True`) | CUDA graphs |
 #
-# So a rank of minipipe gives up most of the overlap within itself. The overlap *between* ranks,
-# which this course is about, remains: while one rank waits for its GPU, the others
-# work. Two more differences protect bit-equality, and a third protects you:
+# So a rank of minipipe gives up most of the overlap within itself. The overlap
+# *between* ranks, which this course is about, remains: while one rank waits for its
+# GPU, the others work. Two more differences protect bit-equality, and a third protects you:
 #
 # - If indices repeat, threads of a GPU add in an order that differs from run to run. So
 #   a kernel adds up the gradient of an embedding, or of an index, in a fixed order, the
