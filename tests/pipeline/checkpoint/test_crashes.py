@@ -18,6 +18,8 @@ from tests.launch import sample_of, slowly
 from tests.pipeline.checkpoint import small
 from tests.pipeline.checkpoint.seam import Crash, Seam, crashes, fails_once, is_full
 
+WHOLE = {storage.MANIFEST, storage.MARKER, *map(storage.name_of_file, range(2))}
+
 
 @pytest.fixture
 def base(tmp_path):
@@ -89,6 +91,8 @@ def run(monkeypatch, folder, expected, act, keep, in_background):
         seam.lose_what_was_not_forced()
         # another process goes on
         monkeypatch.setattr(storage, "_THIS_JOB", storage.token_hex(4))
+    for path in folder.glob("[!.]*"):  # what is being deleted has another name
+        assert {each.name for each in path.iterdir()} == WHOLE, path
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is damaged
         steps = spawn(lambda group: goes_on(group, folder, keep, expected), 2)
