@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Tensor, functional, nn, random_key, spawn
 from minipipe.core.autograd import backend
 from minipipe.errors import LaunchError
-from minipipe.optim.scaling import KERNELS
+from minipipe.optim import scaling
 from minipipe.testing import check_same_as_one_process
 from tests.compile.test_other_modules import MODELS, both
 from tests.compile.test_restored import WAYS, count, restored
@@ -183,9 +183,8 @@ def test_updates_in_one_launch_have_the_bits_of_the_cpu(rule, dtype):
 def test_sums_of_squares_and_clipping_have_the_bits_of_the_cpu(dtype):
     arrays = [test_norms.drawn(size, dtype, size) for size in test_norms.SIZES]
     on_gpu = list(map(cupy.asarray, arrays))
-    sums, scale = KERNELS["cupy"]
-    assert sums(on_gpu) == test_norms.of_numpy(arrays)
-    scale(on_gpu, 0.3)
+    assert scaling.sums_of_squares(*on_gpu) == test_norms.of_numpy(arrays)
+    scaling.scaled(*on_gpu, factor=0.3)
     for one, other in zip(on_gpu, arrays, strict=True):
         assert one.get().tobytes() == (other * 0.3).tobytes()
 
