@@ -97,6 +97,8 @@ def test_an_arena_that_is_made_between_steps_is_noticed(is_frozen, monkeypatch):
     training.make_arena(None)
     assert (before, len(updates_of(training, monkeypatch, FULL))) == (7 - is_frozen, 1)
     training.parameters[2].load(np.ones((), np.float32), "p")
+    assert len(updates_of(training, monkeypatch, FULL)) == 1
+    training.parameters[2].data = np.ones((), np.float32)
     assert len(updates_of(training, monkeypatch, FULL)) == 7 - is_frozen
     training.make_arena(None)
     assert len(updates_of(training, monkeypatch, FULL)) == 1
@@ -325,7 +327,7 @@ MUTANTS = {
     ),
     "a state that was loaded is not used": (
         *(optim.Optimiser, "load_state_dict", without_new_walks),
-        *("SGD, momentum", [FULL, "save", FULL, "restore_state", FULL]),
+        *("Adam", [FULL, "save", FULL, "restore_state", FULL]),
     ),
     "groups of earlier steps go on": (
         *(optim.Optimiser, "_new_units", walks_of_all_groups),
