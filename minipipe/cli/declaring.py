@@ -57,16 +57,15 @@ def adder(parser: Parser, verb: str = "") -> Callable[..., argparse.Action]:
     ) -> argparse.Action:
         texts = _texts()
         own = (verb, names[-1])
-        metavar, form["help"] = texts[own if own in texts else ("", names[-1])]
+        metavar, description = texts[own if own in texts else ("", names[-1])]
+        shown = str(usual or form.get("default"))
+        form["help"] = description.replace("%(usual)s", shown)
         if metavar:
             form["metavar"] = metavar
         elif "choices" not in form:
             form["action"] = "store_true"
         if spec is None:
-            action = parser.add_argument(*names, **form)
-        else:
-            action = add_number(parser, *names, spec=spec, **form)
-        vars(action)["usual"] = usual or form.get("default")
-        return action
+            return parser.add_argument(*names, **form)
+        return add_number(parser, *names, spec=spec, **form)
 
     return add
