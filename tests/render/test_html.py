@@ -159,6 +159,11 @@ def test_what_cannot_be_drawn_is_refused():
 # -- its data --------------------------------------------------------------------------
 
 
+def shown(microbatch):
+    """Return a microbatch as a page has it: a slice of a sequence as text."""
+    return microbatch if isinstance(microbatch, int) else str(microbatch)
+
+
 @given(
     drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3),
     costs=st.sampled_from(COSTS),
@@ -171,7 +176,10 @@ def test_the_data_in_a_page_are_those_of_the_timeline(drawn, costs):
     assert data["duration"] == timeline.makespan
     for rank, row in enumerate(panel["ranks"]):
         actions = [(tuple(parts[:3]), *parts[3:]) for parts in row["actions"]]
-        assert actions == list(timeline.spans[rank])
+        assert actions == [
+            ((*action[:2], shown(action.microbatch)), start, end)
+            for action, start, end in timeline.spans[rank]
+        ]
         assert [tuple(parts[:3]) for parts in row["idle"]] == [
             idle[:3] for idle in timeline.idle[rank]
         ]

@@ -19,7 +19,7 @@ def scattered(gradient, index, shape):
     np.add.at(result, index, gradient)
     return result''',
     "add_rows": '''\
-def add_rows(shape, ids, values):
+def add_rows(values, ids, shape):
     """Return zeros, with values added to the rows of their ids, in pairs."""
     order = np.argsort(ids, kind="stable")
     ids, values = ids[order], values[order]

@@ -237,7 +237,7 @@ class Frame:
         names = [self.name, self.walkthrough.schedule.name]
         name = fitted(names, width - len(place) - 2)
         event = fitted([describe_event(self.walkthrough, snapshot)], width)
-        title = name.ljust(width - len(place)) + place
+        title = fitted([name.ljust(width - len(place)) + place, place], width)
         lines = [title, self._painted(event, _BOLD)]
         is_last = snapshot.number == len(self.walkthrough) - 1
         if not (self.walkthrough.is_legal or is_last):
