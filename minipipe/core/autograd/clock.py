@@ -36,8 +36,7 @@ class DeviceClock:
             now = self().event
             now.synchronize()
             self._last = now, perf_counter()
-        last, time = self._last
-        return time + self._cuda.get_elapsed_time(last, event) / 1000
+        return self._last[1] + self._cuda.get_elapsed_time(self._last[0], event) / 1000
 
 
 @dataclass(eq=False)

@@ -68,6 +68,10 @@ class ActionKind(StrEnum):
         member._name_ = member._value_ = str(value)
         return member
 
+    # some Pythons pickle a member by an attribute, which a declared kind is not
+    def __reduce_ex__(self, protocol: object) -> tuple[type[ActionKind], tuple[str]]:
+        return ActionKind, (str(self),)
+
     @cached_property
     def declaration(self) -> Kind:
         """Everything that analyses know about the kind."""
