@@ -11,6 +11,7 @@ from minipipe.gpu import kernels
 FOLDER = Path(kernels.__file__).parent
 FILES = sorted({path.stem for path in FOLDER.glob("*.cu")} - {"common"})
 ARCHITECTURES = ["sm_80", "sm_90"]
+pytestmark = pytest.mark.slow
 OF_CUPY = "-ftz=true"  # added to the options of every kernel
 
 

@@ -24,7 +24,7 @@ from tests.gpu.emulated import Kernel, installed
 from tests.gpu.test_kernels import both, check
 
 __all__ = ["graphs"]  # a fixture
-pytestmark = emulated.needs_compiler
+pytestmark = [emulated.needs_compiler, pytest.mark.slow]
 RANDOM = np.random.default_rng(0)
 LABELS = np.array([1, 0, 3, 1])
 

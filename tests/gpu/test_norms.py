@@ -18,7 +18,7 @@ from tests.gpu.emulated import Kernel, installed, needs_compiler
 from tests.gpu.waits import counted
 from tests.launch import mpirun, needs_mpi, slowly
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.slow]
 
 # around the parts of 8, 128 and 136, the blocks of 32 parts, and their powers of two
 SIZES = [
