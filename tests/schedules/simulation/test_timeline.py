@@ -286,7 +286,7 @@ def test_only_what_lies_on_a_critical_path_can_delay_the_end_by_all_it_grows(
     )
     # of a sequence a slice takes its part
     added = on_path / schedule.num_slices
-    assert slower.makespan >= timeline.makespan + added - 1e-9
+    assert slower.makespan >= timeline.makespan + added
 
 
 # -- measured messages -----------------------------------------------------------------
