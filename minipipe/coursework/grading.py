@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -436,9 +435,9 @@ def grade(
     (directory,), only = directories_of([directory], files_of(exercises), only)
     chosen = chosen_of(exercises, only)
     submission = open_submission(directory, files_of(exercises), links=links)
-    with ThreadPoolExecutor(workers) as pool, students() as running:
+    with students(workers) as running:
         grade_one = partial(_grade_task, submission, time_limit, running)
-        tasks = tuple(pool.map(grade_one, chosen))
+        tasks = tuple(running.map(grade_one, chosen))
     by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))
     last = max(map(by_lesson.index, chosen))
     following = next(iter(by_lesson[last + 1 :]), None)

@@ -49,9 +49,9 @@ _KERNELS = """
 """
 
 
-def students() -> Running:
+def students(workers: int | None = None) -> Running:
     """Return a context manager for student's processes that an exception ends."""
-    return Running(StudentProcess.give_up)
+    return Running(StudentProcess.give_up, workers)
 
 
 class StudentProcess:

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +82,8 @@ def grade_all(
     for path, name in zip(submissions, names):
         source = {"directory": str(path), "name": name, "links": path in named}
         tasks.append({**options, **of_each(name), **source})
-    pool = ThreadPoolExecutor(jobs or os.cpu_count())
-    with pool, Running(subprocess.Popen.kill) as running:
-        return list(pool.map(lambda job: _graded(job, running), tasks))
+    with Running(subprocess.Popen.kill, jobs) as running:
+        return running.map(lambda job: _graded(job, running), tasks)
 
 
 def _graded(job: dict[str, Any], running: Running) -> dict[str, Any]:

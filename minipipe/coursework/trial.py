@@ -5,8 +5,6 @@ any drawn numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -105,12 +103,8 @@ def try_exercises(exercises: Iterable[Exercise], time_limit: float) -> list[Trie
         report = grade_text(exercise, text.encode(), time_limit, Path(nowhere), running)
         return Tried(exercise.name, what, _problem(report, passes))
 
-    with (
-        TemporaryDirectory() as nowhere,
-        ThreadPoolExecutor(cpu_count()) as pool,
-        students() as running,
-    ):
-        return list(pool.map(tried, *zip(*files)))
+    with TemporaryDirectory() as nowhere, students() as running:
+        return running.map(tried, *zip(*files))
 
 
 def as_text(tried: Iterable[Tried]) -> str:
