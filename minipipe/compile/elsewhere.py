@@ -166,14 +166,14 @@ class Namespace(ModuleType):
     Examples
     --------
     >>> import array_api_strict
-    >>> from minipipe.compile.lines import AS_NOTED
+    >>> from minipipe.compile.statements import written
     >>> from minipipe.compile.trace import Trace, key_of
     >>> trace = Trace(key_of(0, 0, 0), xp=array_api_strict)
     >>> trace.begin("forward")
     >>> x = trace.input("x0", array_api_strict.ones((2, 2)))
     >>> xp = x.__array_namespace__()
     >>> y = xp.permute_dims(xp.exp(x) + 1, (1, 0))
-    >>> [line.written(AS_NOTED) for line in trace.sections["forward"]]
+    >>> [written(line.text) for line in trace.sections["forward"]]
     ['v0 = exp(x0)', 'v1 = v0 + 1', 'v2 = permute_dims(v1, (1, 0))']
     """
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from minipipe.compile.lines import Variable
 from minipipe.compile.places import Cell, Places, Step
-from minipipe.compile.statements import listed, written
+from minipipe.compile.statements import listed, renamed, written
 from minipipe.compile.wrapping import wrapped
 
 SMALL = 1 << 16
@@ -152,7 +152,7 @@ class Layout:
             return False
         (base,) = line.reads
         prefix = self.name(places.root(base), step.section)
-        expression = line.form.text.format_map(Names(self, step.section))
+        expression = renamed(line.form.text, Names(self, step.section))
         made = places.trace.variables[variable]
         source = places.trace.variables[base]
         end = "x".join(map(str, made.shape))
@@ -253,7 +253,7 @@ class Layout:
             own_class = self.class_of(name) if self.is_kept(name) else None
             if own_class == lifetime:
                 names = Names(self, step.section)
-                yield names[name], step.line.form.text.format_map(names)
+                yield names[name], written(renamed(step.line.form.text, names))
 
     def slot_source(self, lifetime: int) -> str:
         """Return the function that makes a slot of a class."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,9 +69,10 @@ class Line(NamedTuple):
         """Whether the result is an array, and no tuple of some."""
         return len(self.makes) == 1 and not self.left.endswith(", = ")
 
-    def written(self, names: Mapping[str, str]) -> str:
-        """Return the line with other names for its variables."""
-        return (self.left + self.form.text).format_map(names)
+    @property
+    def text(self) -> str:
+        """The whole line, with names in braces."""
+        return self.left + self.form.text
 
 
 class Variable(NamedTuple):
@@ -102,13 +102,3 @@ class Variable(NamedTuple):
     def layout(self) -> tuple[Any, ...]:
         """Its shape, dtype and strides."""
         return self.shape, self.dtype, self.strides
-
-
-class _AsNoted(dict[str, str]):
-    """The names of variables in a trace."""
-
-    def __missing__(self, name: str) -> str:
-        return name
-
-
-AS_NOTED: Mapping[str, str] = _AsNoted()

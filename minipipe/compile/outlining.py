@@ -14,10 +14,10 @@ stay globals::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from minipipe.compile.repeats import Repeat, best_repeat
-from minipipe.compile.statements import Statement, as_it_is, written
+from minipipe.compile.statements import Statement, as_it_is, joined, written
 from minipipe.compile.wrapping import function
 
 LEAST = 20
@@ -62,18 +62,14 @@ def outlined(
     returned = _returned(repeat, statements)
     calls = []
     for call in repeat.calls:
-        arguments = _joined(call[each] for each in parameters)
+        arguments = joined(call[each] for each in parameters)
         text = f"{name}({arguments})"
         made = tuple(call[each] for each in returned)
         if made:
-            text = f"{_joined(made)} = {text}"
+            text = f"{joined(made)} = {text}"
         calls.append(Statement(text, made))
     source = _source(name, repeat, parameters, returned)
     return source, [*statements[: repeat.start], *calls, *statements[repeat.end :]]
-
-
-def _joined(names: Iterable[str]) -> str:
-    return ", ".join(f"{{{name}}}" for name in names)
 
 
 def _saved(size: int, count: int) -> int:

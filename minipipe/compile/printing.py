@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,11 +10,10 @@ from minipipe.compile.layout import SMALL, Layout, Names
 from minipipe.compile.lines import Line
 from minipipe.compile.outlining import conditional, merged, outlined
 from minipipe.compile.places import Step, num_bytes
-from minipipe.compile.statements import Statement, listed, substituted, written
+from minipipe.compile.statements import Statement, joined, listed, renamed, written
 from minipipe.compile.wrapping import function
 from minipipe.core.autograd.backend import is_half
 
-_LAYER = re.compile(r"\(layer=(\d+)")  # in the key of random numbers
 _QUIETLY = '@errstate(over="ignore", invalid="ignore")'
 
 
@@ -61,7 +59,7 @@ class Printer:
         for step in self._places.steps[number]:
             self._write(step)
             if step.position in self._freed:
-                self._add(f"del {_shown(self._freed[step.position])}")
+                self._add(f"del {joined(self._freed[step.position])}")
         self._parts += [*self._stashed(), *self._results()]
         self.parameters = self._parameters()
         name = layout.function(section)
@@ -145,9 +143,7 @@ class Printer:
         names = self._names_of_preparation()
         if not lines:
             return ""
-        texts = [
-            written(_named(line.left + line.form.text, self._names)) for line in lines
-        ]
+        texts = [written(renamed(line.text, self._names)) for line in lines]
         texts += [written(f"return {listed(names)}")] * bool(names)
         name = self._layout.function(preparation_of(self._section))
         return f"{function(name, self.parameters_of_preparation, texts)}\n"
@@ -196,7 +192,7 @@ class Printer:
                 return
             makes = step.line.makes
             if makes and makes[0] in needed and self._places.is_of_inputs(makes[0]):
-                yield _named(step.line.left + step.line.form.text, self._names)
+                yield renamed(step.line.text, self._names)
 
     def _stashed(self) -> Iterator[Statement]:
         """Yield the statements that keep dynamic variables for later sections."""
@@ -220,7 +216,7 @@ class Printer:
             elif cell is None or (cell.section, cell.result) != (self._number, i):
                 yield Statement(f"{{out{i}}}[...] = {{{self._names[name]}}}")
         if returned:
-            yield Statement(f"return {_shown(returned)}")
+            yield Statement(f"return {joined(returned)}")
 
     def _last_reads(self) -> dict[int, list[str]]:
         """Return the large dynamic arrays, by the position of their last use."""
@@ -259,9 +255,9 @@ class Printer:
         elif line.makes_one and line.makes[0] in places.cells:
             self._add(self._into(step, self._names[line.makes[0]]))
         elif line.changes and line.form.into and self._is_global(line.changes[0]):
-            self._add(_named(line.form.into, self._names))
+            self._add(renamed(line.form.into, self._names))
         else:
-            text = _named(line.left + line.form.text, self._names)
+            text = renamed(line.text, self._names)
             self._add(text, tuple(self._names[name] for name in line.makes))
 
     def _into(self, step: Step, target: str) -> str:
@@ -271,7 +267,7 @@ class Printer:
         names = Names(self._layout, self._number, out=target)
         if form.is_exact:
             self._repeat_constants(step, names)
-        return _named(form.into, names)
+        return renamed(form.into, names)
 
     def _repeat_constants(self, step: Step, names: Names) -> None:
         made = self._places.trace.variables[step.line.makes[0]]
@@ -335,13 +331,3 @@ class Printer:
 def preparation_of(section: str) -> str:
     """Return the name of the work on the host before a section."""
     return f"prepare_{section}"
-
-
-def _named(template: str, names: Names) -> str:
-    """Return a template of a trace with the names of the program."""
-    text = substituted(template, lambda name: f"{{{names[name]}}}")
-    return _LAYER.sub(r"(layer={layer:\1}", text)
-
-
-def _shown(names: Iterable[str]) -> str:
-    return ", ".join(f"{{{name}}}" for name in names)

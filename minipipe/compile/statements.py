@@ -7,7 +7,7 @@ exist already, and the program of ``minipipe export``, whose names are variables
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -66,10 +66,21 @@ def substituted(text: str, name_of: Callable[[str], str]) -> str:
 
     Examples
     --------
-    >>> substituted("{v1} = {v0} + 1", lambda name: f"{{{name}_a}}")
-    '{v1_a} = {v0_a} + 1'
+    >>> substituted("{v1} = {v0} + 1", str.upper)
+    'V1 = V0 + 1'
     """
     return PLACEHOLDER.sub(lambda match: name_of(match[1]), text)
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return a template with other names.
+
+    Examples
+    --------
+    >>> renamed("{v1} = {v0} + 1", {"v0": "x0", "v1": "t0"})
+    '{t0} = {x0} + 1'
+    """
+    return substituted(text, lambda name: f"{{{names[name]}}}")
 
 
 def as_it_is(name: str) -> str:
@@ -88,7 +99,18 @@ def written(text: str, name_of: Callable[[str], str] = as_it_is) -> str:
     return substituted(text, name_of).replace("{{", "{").replace("}}", "}")
 
 
-def listed(names: Iterable[str]) -> str:
+def joined(names: Iterable[str]) -> str:
+    """Return the template of names between commas.
+
+    Examples
+    --------
+    >>> joined(["v0", "v1"])
+    '{v0}, {v1}'
+    """
+    return ", ".join(f"{{{name}}}" for name in names)
+
+
+def listed(names: Sequence[str]) -> str:
     """Return the template of a tuple of names.
 
     Examples
@@ -96,5 +118,4 @@ def listed(names: Iterable[str]) -> str:
     >>> listed(["v0"]), listed(["v0", "v1"])
     ('{v0},', '{v0}, {v1}')
     """
-    placeholders = [f"{{{name}}}" for name in names]
-    return ", ".join(placeholders) + "," * (len(placeholders) == 1)
+    return joined(names) + "," * (len(names) == 1)

@@ -87,12 +87,12 @@ class Trace:
 
     Examples
     --------
-    >>> from minipipe.compile.lines import AS_NOTED
+    >>> from minipipe.compile.statements import written
     >>> trace = Trace(Key(0, 0, 0, 0, 0))
     >>> trace.begin("forward")
     >>> x = trace.input("x0", np.ones(2))
     >>> y = x * 2 + x
-    >>> [line.written(AS_NOTED) for line in trace.sections["forward"]]
+    >>> [written(line.text) for line in trace.sections["forward"]]
     ['v0 = x0 * 2', 'v1 = v0 + x0']
     >>> trace.sections["forward"][0].form.into
     'multiply({x0}, 2, {out})'
@@ -382,7 +382,8 @@ class Trace:
         if drawn != (self.key.seed, self.key.step, self.key.microbatch):
             raise Untraceable("draws random numbers under another key")
         self.draws = True
-        return f"{{key}}._replace(layer={key.layer}, draw={key.draw})"
+        layer = f"{{layer:{key.layer}}}"
+        return f"{{key}}._replace(layer={layer}, draw={key.draw})"
 
     def _constant(self, value: Any) -> str:
         key: Any

@@ -20,7 +20,8 @@ from minipipe.compile.trace import Line, Trace
 from minipipe.errors import ModelError
 
 _UNIFORM = re.compile(
-    r"uniform\((\{\w+\}), \{key\}\._replace\(layer=(\d+), draw=(\d+)\), \(0, 1\)\)"
+    r"uniform\((\{\w+\}), \{key\}\._replace\(layer=(\{layer:\d+\}), draw=(\d+)\), "
+    r"\(0, 1\)\)"
 )
 _IS_ARITHMETIC = re.compile(r"^\S+ ([-+*/]=?|[<>!=]=|[<>]) \S+$")
 _MASKED = re.compile(
@@ -100,7 +101,7 @@ class Writer:
                 raise _unsupported(called, "which has an effect beyond its result")
 
     def _statement(self, line: Line) -> Statement:
-        text = _UNIFORM.sub(r"uniform(\1, {layer:\2}, k, \3)", line.form.text)
+        text = _UNIFORM.sub(r"uniform(\1, \2, k, \3)", line.form.text)
         if "{key}" in text:
             message = "which divides random numbers among ranks"
             raise _unsupported("uniform", message)

@@ -24,6 +24,7 @@ from itertools import count
 from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
 from minipipe.compile.export.units import Call, Item, Unit, folded, shared_name
+from minipipe.compile.statements import listed, written
 from minipipe.compile.trace import Trace
 from minipipe.compile.wrapping import WIDTH, function
 
@@ -361,14 +362,10 @@ class StageSource:
         return name
 
     def _packed(self, section: str, later: str, key: str, kept: list[str]) -> str:
-        return f"{self._dict_of(section, later)}[{key}, k] = {_tuple(kept)}"
+        return f"{self._dict_of(section, later)}[{key}, k] = {written(listed(kept))}"
 
     def _unpacked(self, earlier: str, section: str, key: str, kept: list[str]) -> str:
-        return f"{_tuple(kept)} = {self._dict_of(earlier, section)}.pop(({key}, k))"
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return ", ".join(names) + "," * (len(names) == 1)
+        return f"{written(listed(kept))} = {self._dict_of(earlier, section)}.pop(({key}, k))"
 
 
 def _layers_of(unit: Unit) -> list[int]:
