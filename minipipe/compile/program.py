@@ -222,6 +222,11 @@ class CompiledRow:
 
     Attributes
     ----------
+    recorders : dict of int to Recorder
+    programs : dict of (int, int) to StageProgram
+        By stage and microbatch.
+    parts : list of StageProgram
+        Each of them once.
     source : str
         The source of the whole module.
     sources : dict of int to str
@@ -239,15 +244,15 @@ class CompiledRow:
     def __init__(
         self, executor: Executor, recorders: dict[int, Recorder], is_strict: bool
     ) -> None:
-        self._recorders = recorders
+        self.recorders = recorders
         self._trained = mode().is_enabled
         self._reports = _reports(recorders, is_strict)
-        programs = _stage_programs(executor, recorders)
+        self.programs = programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         memory = memory_of(row)
         self._arguments = row.arguments
         parts = list({id(program): program for program in programs.values()}.values())
-        self._parts = parts
+        self.parts = parts
         sources = [program.sections.source for program in parts]
         self.source = "\n\n".join([*sources, "\n".join(memory.lines) + "\n"])
         self.sources: dict[int, str] = {}
@@ -284,20 +289,15 @@ class CompiledRow:
             yield guard.attributes
         last = executor.program.num_stages - 1
         objective = executor.batch.objective
-        if objective.has_loss and any(part.stage == last for part in self._parts):
+        if objective.has_loss and any(part.stage == last for part in self.parts):
             yield attributes_of_loss(objective.loss)
 
     @property
     def report(self) -> str:
         """Return a line for each stage: whether it is compiled and captured, or why not."""
-        notes = {part.stage: note_of(part.functions) for part in self._parts}
+        notes = {part.stage: note_of(part.functions) for part in self.parts}
         lines = self._reports.items()
         return "\n".join(line + notes.get(stage, "") for stage, line in lines)
-
-    @property
-    def recorders(self) -> dict[int, Recorder]:
-        """Return the recorders, by stage."""
-        return self._recorders
 
     def bind(self, gradients: GradientArrays | None) -> None:
         """Bind all functions to arrays; a forward-only row has no gradients."""
@@ -310,11 +310,11 @@ class CompiledRow:
             self._version = gradients.version
 
     def _bind_parts(self, gradients: GradientArrays | None) -> None:
-        parts = self._parts
+        parts = self.parts
         pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
         written: dict[int, tuple[Any, Array]] = {}  # leaves and gradients
         for part in parts:
-            recorder = self._recorders[part.stage]
+            recorder = self.recorders[part.stage]
             arrays = [owner.data for owner in recorder.owners]
             leaves = [use.node for use in recorder.uses]
             targets: Sequence[Any] = leaves
@@ -383,7 +383,7 @@ class CompiledRow:
         except Exception as error:
             called, values = place_of(error, self._schedule)
             sections = ("forward", preparation_of("forward"))
-            forwards = {p.name_of(section) for p in self._parts for section in sections}
+            forwards = {p.name_of(section) for p in self.parts for section in sections}
             if not forwards.isdisjoint(called):
                 values = {**self._namespace, **values}
                 received = partial(self._received, values)
@@ -393,13 +393,13 @@ class CompiledRow:
     def _received(self, values: Mapping[str, Any], stage: int, k: int) -> Payload:
         """Return the input of a forward, from variables of the schedule."""
         name = self._arguments.inputs[stage, k]
-        form = self._recorders[stage].recording_of[k].received
+        form = self.recorders[stage].recording_of[k].received
         arrays = [values[f"{name}_{i}"] for i in range(len(form.shapes))]
         return form.payload(arrays)
 
     def _pass_on(self, values: Mapping[str, Any], stage: int, k: int) -> None:
         """Give a stage the arrays of earlier slices, from variables of the schedule."""
-        recorder = self._recorders[stage]
+        recorder = self.recorders[stage]
         for (of_stage, each), names in self._arguments.passed.items():
             if of_stage == stage and each < k:
                 arrays = [values[name] for name in names]

@@ -37,6 +37,10 @@ class Follower:
     fail : function, optional
         Called with the error of a step, for example if it cannot be compiled.
 
+    Attributes
+    ----------
+    rank : int
+
     Raises
     ------
     ArgumentError, ModelError
@@ -52,8 +56,9 @@ class Follower:
         fail: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._fail = fail
+        self.rank = pipeline.group.rank
         self._pipeline = pipeline
-        self._program = program
+        self._recording = Recording(program)
         self._num_steps = num_steps
         trainer = pipeline._trainer
         compiler = getattr(trainer, "_run_schedule", None)
@@ -65,7 +70,6 @@ class Follower:
         self._executor = trainer
         self._compiler = compiler
         self._compiled: CompiledRow | None = None
-        self._recording: Recording | None = None
         self._problem = ""
         self._num_eager = 0
         self._parameters = {
@@ -78,62 +82,39 @@ class Follower:
     @property
     def is_complete(self) -> bool:
         """Whether all steps are recorded, and their updates."""
-        return self._recording is not None and self._num_missing == 0
-
-    @property
-    def _num_missing(self) -> int:
-        assert self._recording is not None
-        return self._num_steps - len(self._recording.steps)
+        return len(self._recording.steps) == self._num_steps
 
     def begin_step(self) -> bool:
         """Check the program before a step; return whether the recording is complete."""
         self._check()
         self._pipeline._compiling.stop_repeating()  # it would bypass this object
-        if self.is_complete:
-            return True
-        if self._recording is None and self._compiled is not None:
-            self._recording = Recording(
-                program=self._program,
-                seed=0,
-                parameters={
-                    name: np.array(p.data) for name, p in self._parameters.items()
-                },
-                optimiser="",
-                states={},
-            )
-        return False
+        return self.is_complete
 
     def finished(self) -> RankFile:
         """Return the file of this rank."""
         self._check()
-        if self._recording is None or not self.is_complete:
-            count = 0
-            if self._recording is not None:
-                count = len(self._recording.steps)
-            message = (
-                f"The program ended after {count} of {self._num_steps} compiled steps"
-            )
+        recording = self._recording
+        if self._compiled is None or not self.is_complete:
+            count = f"{len(recording.steps)} of {self._num_steps}"
+            message = f"The program ended after {count} compiled steps"
             advice = "let it take more steps, or pass a smaller --steps"
             raise ArgumentError(f"{message}; {advice}.")
-        recording = self._recording
-        compiled = self._compiled
-        assert compiled is not None
         values = {name: np.asarray(p.data) for name, p in self._parameters.items()}
         recording.digest = digest_of(values)
-        return RankFile(self._executor, compiled, self._pipeline._plan, recording)
+        plan = self._pipeline._plan
+        return RankFile(self._executor, self._compiled, plan, recording)
 
     def _check(self) -> None:
         """Refuse a program that cannot be exported."""
-        if not self._problem and self._recording is not None:
-            self._problem = _problem_between(self._recording.steps)
-        if self._problem:
-            raise ModelError("unsupported", f"{self._problem}.")
+        problem = self._problem or _problem_between(self._recording.steps)
+        if problem:
+            raise ModelError("unsupported", f"{problem}.")
 
     # -- steps -------------------------------------------------------------------------
 
     def _run(self, executor: Executor, steps: Sequence[Step]) -> None:
         step = None
-        if self._recording is not None:
+        if self._compiled is not None:
             step = self._begun(executor)
         try:
             self._compiler(executor, steps)
@@ -141,16 +122,12 @@ class Follower:
             self._fail(error)
             raise
         program = self._compiler.program
-        if step is not None and self._recording is not None:
+        if step is not None:
             if program is not self._compiled:
                 actual = f"step {step.number} {self._compiler.report}"
                 advice = "expected equal compiled steps; pass fewer --steps"
                 self._problem = f"The batches differ: {actual}; {advice}"
-            self._recording.seed = executor.batch.seed
-            self._recording.num_threads = blas_threads()
-            self._recording.sizes = executor.batch.sizes
-            step.weights = self._weights(executor)
-            self._recording.steps.append(step)
+            self._end(executor, step)
         elif program is not None:
             self._compiled = program
             if any("eagerly" in line for line in program.report.splitlines()):
@@ -163,18 +140,30 @@ class Follower:
                 )
 
     def _begun(self, executor: Executor) -> RecordedStep:
+        if not self._recording.steps:
+            values = {name: np.array(p.data) for name, p in self._parameters.items()}
+            self._recording.parameters = values
         batch = executor.batch
         if batch.objective.scale != 1:
             self._problem = (
                 "The program scales its loss; export does not support loss scales"
             )
-        inputs = dict[int, np.ndarray]()
-        targets = dict[int, np.ndarray]()
+        step = RecordedStep(batch.training_step, {"x": {}, "y": {}})
         if 0 in executor.stages:
-            inputs = self._arrays(batch.inputs)
+            step.batch["x"] = self._arrays(batch.inputs)
         if executor.program.num_stages - 1 in executor.stages:
-            targets = self._arrays(batch.objective.targets)
-        return RecordedStep(batch.training_step, inputs, targets, [])
+            step.batch["y"] = self._arrays(batch.objective.targets)
+        return step
+
+    def _end(self, executor: Executor, step: RecordedStep) -> None:
+        """Note a step that has run."""
+        batch = executor.batch
+        self._recording.seed = batch.seed
+        self._recording.num_threads = blas_threads()
+        self._recording.sizes = batch.sizes
+        if executor.program.num_stages - 1 in executor.stages:
+            step.weights = list(batch.objective.shares)
+        self._recording.steps.append(step)
 
     def _arrays(self, parts: Any) -> dict[int, np.ndarray]:
         """Return copies of the arrays of microbatches."""
@@ -187,23 +176,17 @@ class Follower:
                 copies[k] = np.array(part.arrays[0])
         return copies
 
-    def _weights(self, executor: Executor) -> list[float]:
-        objective = executor.batch.objective
-        if executor.program.num_stages - 1 not in executor.stages:
-            return []
-        return list(objective.shares)
-
     # -- between steps -----------------------------------------------------------------
 
     def note_limit(self, limit: float) -> None:
         """Note that the gradients are clipped."""
-        if self._recording is not None and self._recording.steps:
+        if self._recording.steps:
             self._recording.steps[-1].limits.append(float(limit))
 
     def note_update(self, optimiser: Optimiser) -> None:
         """Note an update, before it is made."""
         recording = self._recording
-        if recording is None or not recording.steps:
+        if not recording.steps:
             return
         names = {id(owner): name for name, owner in self._parameters.items()}
         updated = [names.get(id(each.owner)) for each in optimiser.parameters]
@@ -297,7 +280,6 @@ class Watcher:
         self._num_steps = num_steps
         self.followers: dict[int, Follower] = {}
         self.files: dict[int, RankFile] = {}
-        self._ranks: dict[int, int] = {}
 
     def begin(
         self, pipeline: Pipeline, model: Any, options: dict[str, Any]
@@ -316,16 +298,15 @@ class Watcher:
         if key not in self.followers:
             followed = pipeline, self._program, self._num_steps
             self.followers[key] = Follower(*followed, *fail)
-            self._ranks[key] = rank
         if rank not in self.files and self.followers[key].begin_step():
             self.files[rank] = self.followers[key].finished()
         return rank in self.files
 
     def finish(self) -> list[RankFile]:
         """Return the files of all ranks, behind the program."""
-        for key, rank in self._ranks.items():
-            if rank not in self.files:
-                self.files[rank] = self.followers[key].finished()
+        for follower in self.followers.values():
+            if follower.rank not in self.files:
+                self.files[follower.rank] = follower.finished()
         return [self.files[rank] for rank in sorted(self.files)]
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from textwrap import fill
 from typing import Any
 
 from minipipe.compile.export.recorded import Recording
+from minipipe.compile.export.row import RowSource
 from minipipe.compile.export.texts import CLIP, UPDATES
 from minipipe.compile.wrapping import WIDTH, wrapped
-from minipipe.core.schedules.action_table import Program
+from minipipe.core.execution.executor import Executor
 
 _DOCSTRING = '''\
 """What rank RANK of SIZE does in a training step: NumPy and MPI alone.
@@ -58,19 +59,14 @@ class Frame:
     Parameters
     ----------
     recording : Recording
-    program : Program
-    rank : int
-    stages : sequence of int
-        The stages of the rank.
+    executor : Executor
     """
 
-    def __init__(
-        self, recording: Recording, program: Program, rank: int, stages: Sequence[int]
-    ) -> None:
+    def __init__(self, recording: Recording, executor: Executor) -> None:
         self._recording = recording
-        self._program = program
-        self._rank = rank
-        self._stages = sorted(stages)
+        self._program = executor.program
+        self._rank = executor.group.rank
+        self._stages = sorted(executor.stages)
         self._limit = next(iter(recording.steps[0].limits), None)
 
     def head(self) -> Iterator[str]:
@@ -128,40 +124,26 @@ class Frame:
         if self._recording.optimiser:
             yield UPDATES[self._recording.optimiser](numbers)
 
-    def end(
-        self,
-        batch: Sequence[str],
-        draws: bool,
-        has_loss: bool,
-        has_weights: bool,
-        is_part: bool,
-    ) -> Iterator[str]:
+    def end(self, row: RowSource, draws: bool) -> Iterator[str]:
         """Yield the steps, and the comparison of the parameters after them.
 
         Parameters
         ----------
-        batch : sequence of str
-            The letters of the arrays of a batch, which ``step`` takes.
+        row : RowSource
         draws : bool
             Whether the step draws random numbers.
-        has_loss : bool
-            Whether it returns the loss.
-        has_weights : bool
-            Whether it takes the weights of the microbatches.
-        is_part : bool
-            Whether the loss is a part of the loss of all replicas.
         """
         steps = self._recording.steps
-        arguments = [f'saved[f"{letter}{{n}}"]' for letter in batch]
-        arguments += ['saved["weights"][n]'] * has_weights
+        arguments = [f'saved[f"{letter}{{n}}"]' for letter in row.batch]
+        arguments += ['saved["weights"][n]'] * row.has_weights
         call = f"step({', '.join(arguments)})"
         yield f"for n in range({len(steps)}):"
         if draws:
             yield f"    training_step = {steps[0].number} + n"
-        if has_loss:
+        if row.has_loss:
             yield f"    loss = {call}"
             name = "loss"
-            if is_part:
+            if len(self._recording.batch["y"]) < self._program.num_microbatches:
                 name = f"rank {self._rank}'s part of the loss"
             yield f'    print(f"step {{n}}: {name} {{loss:.6f}}")'
         else:

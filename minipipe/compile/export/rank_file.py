@@ -8,7 +8,7 @@ headers, checks and handshakes.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +20,9 @@ from minipipe.compile.export.merging import merged
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.row import RowSource
 from minipipe.compile.export.stage_source import Functions, StageSource
-from minipipe.compile.export.texts import (
-    GRADIENTS,
-    HELPERS,
-    MESSAGES,
-)
+from minipipe.compile.export.texts import GRADIENTS, HELPERS, MESSAGES
 from minipipe.compile.program import CompiledRow
-from minipipe.compile.recording import Recorded, Recorder
-from minipipe.compile.stage_program import suffix_of
+from minipipe.compile.stage_program import StageProgram
 from minipipe.core.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.io import write_whole
@@ -64,6 +59,7 @@ class RankFile:
         recording: Recording,
     ) -> None:
         self._executor = executor
+        self._recorders = compiled.recorders
         self._plan = plan
         self._recording = recording
         self._constants = Constants()
@@ -71,15 +67,14 @@ class RankFile:
         self._helpers: set[str] = set()
         self.has_sizes = False  # whether functions read the sizes of microbatches
         self._uses: dict[str, dict[int, str]] = {}  # gradients of shared parameters
-        sources = self._stage_sources(compiled.recorders)
-        form = recording.form
+        sources = self._stage_sources(compiled)
         self._row = RowSource(
             executor,
-            compiled.recorders,
+            compiled.programs,
             sources,
             plan,
             self._uses,
-            form,
+            recording,
             self.has_sizes,
         )
         self.arrays = self._saved()
@@ -97,54 +92,42 @@ class RankFile:
     # -- stages ------------------------------------------------------------------------
 
     def _stage_sources(
-        self, recorders: Mapping[int, Recorder]
+        self, compiled: CompiledRow
     ) -> dict[tuple[int, int], StageSource]:
         """Return the functions of stages, by stage and microbatch."""
-        result: dict[tuple[int, int], StageSource] = {}
-        for stage, recorder in recorders.items():
-            distinct = {id(each): each for each in recorder.recording_of.values()}
-            recordings = list(distinct.values())
-            sources = self._merged(stage, recorder, recordings)
-            if sources is None:
-                sources = [
-                    self._stage_source(
-                        f"{stage}{suffix_of(i)}", stage, recorder, each, self._functions
-                    )
-                    for i, each in enumerate(recordings)
+        sources: dict[int, StageSource] = {}
+        for stage in compiled.recorders:
+            parts = [each for each in compiled.parts if each.stage == stage]
+            of_stage = self._merged(parts)
+            if of_stage is None:
+                of_stage = [
+                    self._stage_source(each.name, each, self._functions)
+                    for each in parts
                 ]
-            by_recording = dict(zip(distinct, sources))
-            for k, recorded in recorder.recording_of.items():
-                result[stage, k] = by_recording[id(recorded)]
-        return result
+            sources |= zip(map(id, parts), of_stage)
+        return {place: sources[id(part)] for place, part in compiled.programs.items()}
 
     def _stage_source(
-        self,
-        name: str,
-        stage: int,
-        recorder: Recorder,
-        recorded: Recorded,
-        functions: Functions,
+        self, name: str, program: StageProgram, functions: Functions
     ) -> StageSource:
         model = self._plan.model.layers
         layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
-        parameters, gradients = self._names(stage, recorder)
-        trace = recorded.trace
+        parameters, gradients = self._names(program.stage)
+        trace = program.recorded.trace
         writer = Writer(trace, parameters, gradients, self._constants, HELPERS)
         self._helpers |= writer.helpers
         return StageSource(writer, trace, name, layers, functions)
 
-    def _merged(
-        self, stage: int, recorder: Recorder, recordings: Sequence[Recorded]
-    ) -> list[StageSource] | None:
-        """Return the sources of recordings that differ only in size; None otherwise."""
+    def _merged(self, parts: Sequence[StageProgram]) -> list[StageSource] | None:
+        """Return the sources of programs that differ only in size; None otherwise."""
         all_sizes = self._recording.sizes
-        sizes = [all_sizes[each.microbatch] for each in recordings]
-        if len(recordings) < 2 or len({*sizes}) < len(sizes):
+        sizes = [all_sizes[each.recorded.microbatch] for each in parts]
+        if len(parts) < 2 or len({*sizes}) < len(sizes):
             return None
-        functions = [Functions() for _ in recordings]
+        functions = [Functions() for _ in parts]
         sources = [
-            self._stage_source(f"{stage}", stage, recorder, recorded, target)
-            for recorded, target in zip(recordings, functions)
+            self._stage_source(str(part.stage), part, target)
+            for part, target in zip(parts, functions)
         ]
         if len({tuple(each.parts) for each in functions}) > 1:
             return None
@@ -159,8 +142,9 @@ class RankFile:
         self.has_sizes = True
         return sources
 
-    def _names(self, stage: int, recorder: Recorder) -> tuple[list[str], list[str]]:
+    def _names(self, stage: int) -> tuple[list[str], list[str]]:
         """Return the names of a stage's parameters, and of their gradients."""
+        recorder = self._recorders[stage]
         parameters = self._executor.stages[stage].parameters
         by_owner = {id(each.owner): name for name, each in parameters.items()}
         names = [by_owner[id(owner)] for owner in recorder.owners]
@@ -185,44 +169,33 @@ class RankFile:
             for key, value in state.items():
                 arrays[f"{key}/{name}"] = np.asarray(value)
         for n, step in enumerate(recording.steps):
-            for letter, parts in (("x", step.inputs), ("y", step.targets)):
+            for letter, parts in step.batch.items():
                 if parts:
                     arrays[f"{letter}{n}"] = np.concatenate(list(parts.values()))
         arrays |= self._constants.arrays
-        if self._has_weights:
+        if recording.weights is None:
             rows = [step.weights for step in recording.steps]
             arrays["weights"] = np.array(rows)
         return arrays
-
-    @property
-    def _has_weights(self) -> bool:
-        """Whether the weights of losses differ, and are an argument of ``step``."""
-        return self._recording.form.weights is None
 
     # -- the file ----------------------------------------------------------------------
 
     def _lines(self) -> Iterator[str]:
         executor = self._executor
         row = self._row
-        program = executor.program
-        rank = executor.group.rank
-        frame = Frame(self._recording, program, rank, [*executor.stages])
+        frame = Frame(self._recording, executor)
         sources = self._functions.sources
         yield from frame.head()
         yield from self._globals("\n".join(sources))
         yield from frame.state()
-        if program.num_ranks > 1:
+        if executor.program.num_ranks > 1:
             yield "comm, sent = MPI.COMM_WORLD, []"
         used = "\n".join([*sources, row.source])
         updates = frame.update(self._plan.owners)
         for text in [*self._general(used), *sources, row.source, *updates]:
             yield f"\n\n{text}"
         yield "\n"
-        draws = "uniform" in self._helpers
-        batch = [letter for letter, is_read in row.batch if is_read]
-        has_weights = row.has_loss and self._has_weights
-        is_part = len(row.batch_form.targets) < program.num_microbatches
-        yield from frame.end(batch, draws, row.has_loss, has_weights, is_part)
+        yield from frame.end(row, draws="uniform" in self._helpers)
 
     def _globals(self, body: str) -> Iterator[str]:
         """Yield the dicts and constants of the functions."""

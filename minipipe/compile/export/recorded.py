@@ -5,28 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-
-
-class BatchForm(NamedTuple):
-    """The part of a batch that a rank reads.
-
-    Attributes
-    ----------
-    sizes : tuple of int
-        The numbers of samples of all microbatches.
-    inputs, targets : dict of int to int
-        By microbatch, the number of samples; empty if the rank does not read them.
-    weights : list of float, or None
-        The weights of the losses, if they are equal in all steps.
-    """
-
-    sizes: tuple[int, ...]
-    inputs: dict[int, int]
-    targets: dict[int, int]
-    weights: list[float] | None
 
 
 @dataclass
@@ -37,8 +18,8 @@ class RecordedStep:
     ----------
     number : int
         The number of earlier steps of the pipeline.
-    inputs, targets : dict of int to array
-        By microbatch; empty if the rank does not read them.
+    batch : dict of str to dict of int to array
+        Inputs, x, and targets, y, by microbatch; empty if the rank does not read them.
     weights : list of float
         The weights of the losses of microbatches; empty on ranks without a loss.
     limits : list of float
@@ -48,9 +29,8 @@ class RecordedStep:
     """
 
     number: int
-    inputs: dict[int, np.ndarray]
-    targets: dict[int, np.ndarray]
-    weights: list[float]
+    batch: dict[str, dict[int, np.ndarray]]
+    weights: list[float] = field(default_factory=list)
     limits: list[float] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
 
@@ -63,10 +43,10 @@ class Recording:
     ----------
     program : str
         The name of the program, for a reader.
-    seed : int
-        The seed of the random numbers of layers.
     parameters : dict of str to array
         Their values before the first step.
+    seed : int
+        The seed of the random numbers of layers.
     optimiser : str
         The name of its class.
     states : dict of str to dict
@@ -81,25 +61,27 @@ class Recording:
     """
 
     program: str
-    seed: int
-    parameters: dict[str, np.ndarray]
-    optimiser: str
-    states: dict[str, dict[str, Any]]
+    parameters: dict[str, np.ndarray] = field(default_factory=dict)
+    seed: int = 0
+    optimiser: str = ""
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: list[RecordedStep] = field(default_factory=list)
     sizes: tuple[int, ...] = ()
     num_threads: int = 1
     digest: str = ""
 
     @property
-    def form(self) -> BatchForm:
-        """The part of each batch that the rank reads."""
-        first = self.steps[0]
-        inputs = {k: len(array) for k, array in first.inputs.items()}
-        targets = {k: len(array) for k, array in first.targets.items()}
-        weights = None
-        if all(step.weights == first.weights for step in self.steps):
-            weights = first.weights
-        return BatchForm(self.sizes, inputs, targets, weights)
+    def batch(self) -> dict[str, dict[int, np.ndarray]]:
+        """The part of a batch that the rank reads, in the first step."""
+        return self.steps[0].batch
+
+    @property
+    def weights(self) -> list[float] | None:
+        """The weights of the losses, if they are equal in all steps."""
+        weights = self.steps[0].weights
+        if any(step.weights != weights for step in self.steps):
+            return None
+        return weights
 
 
 def digest_of(parameters: Mapping[str, np.ndarray]) -> str:

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from minipipe.compile.export.loops import STRAIGHT, number, with_loops
-from minipipe.compile.export.recorded import BatchForm
+from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.stage_source import StageSource
-from minipipe.compile.recording import Recorded, Recorder
-from minipipe.compile.row import SECTIONS
+from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
 from minipipe.compile.wrapping import WIDTH, function, wrapped
 from minipipe.core.execution.executor import Binding, Executor, role_of
@@ -47,13 +46,13 @@ class RowSource:
     Parameters
     ----------
     executor : Executor
-    recorders : mapping of int to Recorder
+    programs : mapping of (int, int) to StageProgram
     sources : mapping of (int, int) to StageSource
         By stage and microbatch.
     plan : Plan
     uses : mapping of str to mapping of int to str
         The names of the gradients of the uses of shared parameters.
-    batch : BatchForm
+    recording : Recording
     has_sizes : bool
         Whether functions read the sizes of microbatches.
 
@@ -63,9 +62,10 @@ class RowSource:
         The function.
     has_loss : bool
         Whether the function returns a loss.
-    batch_form : BatchForm
-    batch : list of (str, bool)
-        The letters of inputs and targets, and whether the rank reads them.
+    has_weights : bool
+        Whether it takes the weights of the microbatches, which differ between steps.
+    batch : list of str
+        The letters of inputs, x, and targets, y, if the rank reads them.
 
     Raises
     ------
@@ -76,25 +76,25 @@ class RowSource:
     def __init__(
         self,
         executor: Executor,
-        recorders: Mapping[int, Recorder],
+        programs: Mapping[tuple[int, int], StageProgram],
         sources: Mapping[tuple[int, int], StageSource],
         plan: Plan,
         uses: Mapping[str, Mapping[int, str]],
-        batch: BatchForm,
+        recording: Recording,
         has_sizes: bool,
     ) -> None:
-        self.batch_form = batch
+        self._recording = recording
         self._has_sizes = has_sizes
         self._executor = executor
-        self._recorders = recorders
+        self._programs = programs
         self._sources = sources
         self._plan = plan
         self._uses = uses
         self._num_stages = executor.program.num_stages
         self._count = executor.program.num_microbatches
-        last = self._num_stages - 1
-        self.has_loss = last in executor.stages
-        self.batch = [("x", bool(batch.inputs)), ("y", bool(batch.targets))]
+        self.has_loss = self._num_stages - 1 in executor.stages
+        self.has_weights = self.has_loss and recording.weights is None
+        self.batch = [letter for letter, parts in recording.batch.items() if parts]
         self._tags: dict[str, int] = {}
         self._dicts: dict[str, None] = {}
         self._pending: tuple[Any, str] | None = None
@@ -105,9 +105,7 @@ class RowSource:
         self._reductions: list[str] = []  # lines that wait for other replicas
         self._add_instructions()
         self._check_reductions()
-        parameters = [letter for letter, is_read in self.batch if is_read]
-        if self.has_loss and batch.weights is None:
-            parameters.append("weights")
+        parameters = [*self.batch, *["weights"] * self.has_weights]
         self.source = function("step", parameters, self._statements())
 
     def _check_reductions(self) -> None:
@@ -179,7 +177,7 @@ class RowSource:
 
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
-        recorded = self._recorders[stage].recording_of[k]
+        recorded = self._programs[stage, k].recorded
         form = recorded.result
         if kind is RECV_F:
             form = recorded.received
@@ -193,7 +191,7 @@ class RowSource:
             raise _several("activations between two stages")
         shape = form.shapes[0]
         dtype = np.dtype(form.dtypes[0]).name
-        size = self.batch_form.sizes[k]
+        size = self._recording.sizes[k]
         if not self._has_sizes or not shape or shape[0] % size:
             return str(shape), dtype
         factor = shape[0] // size
@@ -223,20 +221,18 @@ class RowSource:
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
+        program = self._programs[stage, k]
         source = self._sources[stage, k]
-        recorded = self._recorders[stage].recording_of[k]
-        section = SECTIONS[kind]
-        if section not in source.sections:  # an I that is a whole backward
-            section = "backward"
+        section = program.section_of(kind)
         arguments = [number(k)]
         taken = {role_of(value): value for value in binding.takes}
         for name in source.parameters[section]:
-            arguments.append(self._argument(name, recorded, stage, k, taken))
+            arguments.append(self._argument(name, program, k, taken))
         self._flush()
         text = f"{section}_{source.name}({', '.join(arguments)})"
         results = {role_of(value): value for _, value in binding.gives}
         result = results.get("x" if kind is F else "g")
-        if kind is F and recorded.result is None:
+        if kind is F and program.recorded.result is None:
             self._rows.append(f"losses[{number(k)}] = {text}")
         elif result is not None and source.num_results(section):
             self._pending = result, text
@@ -244,23 +240,20 @@ class RowSource:
             self._rows.append(text)
 
     def _argument(
-        self,
-        name: str,
-        recorded: Recorded,
-        stage: int,
-        k: int,
-        taken: Mapping[str, Any],
+        self, name: str, program: StageProgram, k: int, taken: Mapping[str, Any]
     ) -> str:
         """Return the argument for an input of a section."""
         letter = name[0]
         i = int(name[1:])
+        num_inputs = program.recorded.num_inputs
+        stage = program.stage
         if letter == "g" and "g" in taken:
             return self._value(taken["g"])
         if letter == "g":
             return self._seed(k)
-        if i > recorded.num_inputs:
+        if i > num_inputs:
             raise _several("targets")
-        if i == recorded.num_inputs:
+        if i == num_inputs:
             return f"y[{number(k)}]"
         if i > 0 and stage > 0:
             raise _several("activations between two stages")
@@ -277,7 +270,7 @@ class RowSource:
 
     @property
     def _has_one_weight(self) -> bool:
-        weights = self.batch_form.weights
+        weights = self._recording.weights
         return weights is not None and len({*weights}) == 1
 
     def _value(self, value: Any) -> str:
@@ -315,36 +308,31 @@ class RowSource:
         if self._dicts:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
+        sizes = self._recording.sizes
         if self._has_sizes:
-            yield from wrapped(
-                f"sizes = [{', '.join(map(str, self.batch_form.sizes))}]", 0
-            )
-        weights = self.batch_form.weights
+            yield from wrapped(f"sizes = {[*sizes]}", 0)
+        weights = self._recording.weights
         if not self.has_loss or weights is None:
             return
         if self._has_one_weight:
             yield f"weight = {weights[0]!r}  # of the loss of a microbatch"
             yield f'seed = np.array(weight, "{self._dtype_of_loss()}")'
             return
-        total = sum(self.batch_form.sizes)
-        by_size = [size / total for size in self.batch_form.sizes]
+        by_size = [size / sum(sizes) for size in sizes]
         if self._has_sizes and weights == by_size:
             yield "weights = [size / sum(sizes) for size in sizes]  # of their losses"
         else:
             yield from wrapped(f"weights = {weights}", 0)
 
     def _dtype_of_loss(self) -> str:
-        recorder = self._recorders[self._num_stages - 1]
-        trace = next(iter(recorder.recordings.values())).trace
-        (name,) = trace.results["forward"]
-        return trace.variables[name].dtype.name
+        dtypes = (each.recorded.loss_dtype for each in self._programs.values())
+        return next(dtype for dtype in dtypes if dtype is not None).name
 
     def _statements(self) -> Iterator[str]:
         rank = self._executor.group.rank
         yield f'"""The row of rank {rank}, an instruction a line."""'
-        for letter, is_read in self.batch:
-            if is_read:
-                yield f"{letter} = {self._cut(letter)}"
+        for letter in self.batch:
+            yield f"{letter} = {self._cut(letter)}"
         if self.has_loss:
             yield "losses = {}"
             if not self._has_one_weight:
@@ -362,18 +350,17 @@ class RowSource:
 
     def _cut(self, letter: str) -> str:
         """Return the microbatches of an array of the batch."""
-        batch = self.batch_form
-        sizes = {"x": batch.inputs, "y": batch.targets}[letter]
-        ends = list(accumulate(sizes.values()))
-        sections = str(ends[:-1])
-        if len({*sizes.values()}) == 1:
+        parts = self._recording.batch[letter]
+        sizes = list(map(len, parts.values()))
+        sections = str(list(accumulate(sizes))[:-1])
+        if len({*sizes}) == 1:
             sections = str(len(sizes))
-        elif self._has_sizes and len(sizes) == len(batch.sizes):
+        elif self._has_sizes and len(sizes) == len(self._recording.sizes):
             sections = "np.cumsum(sizes)[:-1]"
-        parts = f"np.split({letter}, {sections})"
-        if list(sizes) == list(range(len(sizes))):
-            return parts
-        return f"dict(zip({list(sizes)}, {parts}))"
+        cut = f"np.split({letter}, {sections})"
+        if list(parts) == list(range(len(parts))):
+            return cut
+        return f"dict(zip({list(parts)}, {cut}))"
 
     def _shared_gradients(self) -> Iterator[str]:
         """Yield the lines that add the gradients of the uses of shared parameters."""
