@@ -14,11 +14,10 @@ also takes a bias. The sum is rounded as before, so the bits are the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from minipipe.compile.dialect import new_strides
-from minipipe.compile.lines import Form, Line
+from minipipe.compile.lines import Form, Line, roots_of
 from minipipe.core.autograd.backend import prod
 
 _SUM = re.compile(r"\{(v\d+)\} \+= \{(p\d+)\}")
@@ -58,7 +57,7 @@ def _fuse(
         x for x, roots in users if root in roots and (x.changes or roots != {root})
     ]
     returned = [name for names in trace.results.values() for name in names]
-    is_result = root in _roots_of(trace, returned)
+    is_result = root in roots_of(returned, trace.variables)
     if len(readers) != 1 or readers[0] not in lines or is_result:
         return
     call = _CALL.fullmatch(readers[0].form.text)
@@ -75,12 +74,7 @@ def _fuse(
 
 
 def _roots(trace: Any, line: Line) -> set[str]:
-    return _roots_of(trace, (*line.makes, *line.reads, *line.changes))
-
-
-def _roots_of(trace: Any, names: Iterable[str]) -> set[str]:
-    variables = trace.variables
-    return {variables[name].root for name in names if name in variables}
+    return roots_of((*line.makes, *line.reads, *line.changes), trace.variables)
 
 
 def _fits(trace: Any, read: str, total: str, bias: str) -> bool:

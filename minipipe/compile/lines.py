@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,3 +104,34 @@ class Variable(NamedTuple):
     def layout(self) -> tuple[Any, ...]:
         """Its shape, dtype and strides."""
         return self.shape, self.dtype, self.strides
+
+
+def roots_of(names: Iterable[str], variables: Mapping[str, Variable]) -> set[str]:
+    """Return the owners of the memory of those names that are variables."""
+    return {variables[name].root for name in names if name in variables}
+
+
+def add_under(names: dict[str, Any], name: str, value: Any) -> str:
+    """Add a value under a name, or a similar one if another value has it.
+
+    Returns
+    -------
+    str
+        The name under which the value is there now.
+
+    Examples
+    --------
+    >>> names = {"sum": 1}
+    >>> (
+    ...     add_under(names, "sum", 2),
+    ...     add_under(names, "sum", 1),
+    ...     add_under(names, "sum", 2),
+    ... )
+    ('sum_2', 'sum', 'sum_2')
+    """
+    unique = name
+    for number in count(2):
+        if names.setdefault(unique, value) == value:
+            break
+        unique = f"{name}_{number}"
+    return unique

@@ -24,6 +24,7 @@ import numpy as np
 
 from minipipe.comm.channel import ReceiveChannel, SendChannel
 from minipipe.compile.dialect import dialect_of
+from minipipe.compile.messages import until_sent
 from minipipe.core.autograd.backend import Array
 from minipipe.core.execution.executor import Executor, Route
 from minipipe.core.schedules.action import SEND_B, SEND_F, Action, B, F, I
@@ -162,8 +163,7 @@ class RowMemory:
             for earlier, later in pairwise(slot):
                 if earlier.name in sent:
                     channel = names[earlier.name]
-                    wait = [f"    if not {channel}.is_over:"]
-                    wait.append(f"        {channel}.wait()")
+                    wait = [f"    {line}" for line in until_sent(channel)]
                     waits.setdefault(later.first, []).extend(wait)
         numbered = enumerate(lines)
         self.lines = [

@@ -105,7 +105,7 @@ class Message:
             yield f"    {self.name}.wait_in(call)"
 
 
-def sent(channel: str) -> Iterator[str]:
+def until_sent(channel: str) -> Iterator[str]:
     """Yield the lines that wait until a channel has sent its last message."""
     yield f"if not {channel}.is_over:"
     yield f"    {channel}.wait()"

@@ -16,14 +16,13 @@ an operand, which is not used again, are in one *cell*.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from minipipe.compile.biases import with_biases
-from minipipe.compile.lines import Line, Variable
+from minipipe.compile.lines import Line, Variable, roots_of
 from minipipe.compile.trace import Trace
 
 ALIGNMENT = 64  # bytes of a temporary: a cache line
@@ -418,23 +417,19 @@ def needed_lines(trace: Trace) -> dict[str, list[Line]]:
     Changes in place count for all views of the memory.
     """
     live = {name for results in trace.results.values() for name in results}
-    roots = _roots_of(live, trace.variables)
+    roots = roots_of(live, trace.variables)
     needed: dict[str, list[Line]] = {}
     for section in reversed(trace.sections):
         lines = []
         for line in reversed(trace.sections[section]):
-            changes = _roots_of(line.changes, trace.variables)
+            changes = roots_of(line.changes, trace.variables)
             is_read = not live.isdisjoint(line.makes) or not roots.isdisjoint(changes)
             if line.has_effect or is_read:
                 lines.append(line)
                 live.update(line.reads)
-                roots |= _roots_of(line.reads, trace.variables)
+                roots |= roots_of(line.reads, trace.variables)
         needed[section] = lines[::-1]
     return {section: needed[section] for section in trace.sections}
-
-
-def _roots_of(names: Iterable[str], variables: Mapping[str, Variable]) -> set[str]:
-    return {variables[name].root for name in names if name in variables}
 
 
 def pack(cells: list[Cell]) -> int:

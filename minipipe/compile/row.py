@@ -20,7 +20,7 @@ import numpy as np
 
 from minipipe.compile.arguments import Arguments
 from minipipe.compile.memory import Layout, RowMemory, read_after
-from minipipe.compile.messages import Message, sent
+from minipipe.compile.messages import Message, until_sent
 from minipipe.compile.offloads import Kept, Offloads, with_deletions
 from minipipe.compile.recording import Recorded
 from minipipe.compile.stage_program import SECTIONS, StageProgram
@@ -161,7 +161,7 @@ class Row:
                 yield f"    {line}"
         for name, message in self.messages.items():
             if message.is_send:
-                yield from (f"    {line}" for line in sent(name))
+                yield from (f"    {line}" for line in until_sent(name))
         if first_reduction is None:
             yield from _GIVEN
 
@@ -190,7 +190,7 @@ class Row:
             yield f"sent[carried[{position}]] = now()"
             yield from message.start()
         elif action.kind in (RECV_F, RECV_B) and (form := self._plain_form(action)):
-            value = binding.gives[0][1]
+            value = _sent_or_received(binding)
             yield from self._message(binding, form).start()
             self._state[value], self._form_by_value[value] = "channel", form
         else:
@@ -222,7 +222,7 @@ class Row:
         call = self.arguments.call(program, section, k, results)
         is_sent = value in self._sends and self._is_plain(result)
         if is_sent and not is_local:
-            yield from sent(f"send_{variable_of(value)}")
+            yield from until_sent(f"send_{variable_of(value)}")
         yield f"begun = {self._now}"
         if is_forward and result is None:
             yield f"losses[{k}] = {self._float}({call})"
@@ -351,10 +351,7 @@ class Row:
     def _message(self, binding: Binding, form: Form) -> Message:
         """Return the message of a SEND or a RECV."""
         is_send = binding.action.kind in (SEND_F, SEND_B)
-        if is_send:
-            value = binding.takes[0]
-        else:
-            _, value = binding.gives[0]
+        value = _sent_or_received(binding)
         route = self._executor.routes[binding.action]
         group = self._executor.group
         message = Message(variable_of(value), is_send, form, route, group)
@@ -367,8 +364,8 @@ class Row:
         names = {}
         for binding in self._bindings:
             if binding.action in routes:
-                value = [*binding.takes, *(each for _, each in binding.gives)][0]
-                names[routes[binding.action].value] = f"{variable_of(value)}_0"
+                name = variable_of(_sent_or_received(binding))
+                names[routes[binding.action].value] = f"{name}_0"
         return read_after(self._executor, names)
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
@@ -482,6 +479,11 @@ def memory_of(row: Row) -> RowMemory:
                 layouts[array] = shape, dtype, row.xp
     channels = {name: each.channel for name, each in row.messages.items()}
     return RowMemory(lines, layouts, channels, row.read_after())
+
+
+def _sent_or_received(binding: Binding) -> Any:
+    """Return the value of a SEND or a RECV."""
+    return [*binding.takes, *(each for _, each in binding.gives)][0]
 
 
 def _carried(executor: Executor, action: Action) -> Any:

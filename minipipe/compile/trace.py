@@ -20,7 +20,6 @@ import sys
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from itertools import count
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -30,7 +29,7 @@ from minipipe.autograd.memory import buffer_of
 from minipipe.compile.dialect import dialect_of, strides_of
 from minipipe.compile.elsewhere import Namespace, TracedElsewhere
 from minipipe.compile.forms import Traced, TracedInNumPy, plain_of, traced_in
-from minipipe.compile.lines import Form, Line, Untraceable, Variable
+from minipipe.compile.lines import Form, Line, Untraceable, Variable, add_under
 from minipipe.compile.noting import attach
 from minipipe.core.autograd.backend import (
     array_module,
@@ -406,12 +405,7 @@ class Trace:
     def callable(self, function: Any) -> str:
         """Return the name under which lines call a function."""
         name = self.dialect.names.get(function) or function.__name__.lstrip("_")
-        unique = name
-        for number in count(2):
-            if self.functions.setdefault(unique, function) is function:
-                break
-            unique = f"{name}_{number}"
-        return unique
+        return add_under(self.functions, name, function)
 
     def item(self, key: Any) -> str:
         """Return an index as a line writes it between brackets."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from minipipe.compile.export.constants import Constants
+from minipipe.compile.export.texts import HELPERS
 from minipipe.compile.places import needed_lines
 from minipipe.compile.statements import PLACEHOLDER, Statement, substituted
 from minipipe.compile.trace import Line, Trace
@@ -46,13 +47,11 @@ class Writer:
         The names of the gradients of their uses.
     constants : Constants
         The constants of the rank.
-    known : iterable of str
-        The functions that statements may call, besides NumPy's.
 
     Attributes
     ----------
     helpers : set of str
-        The known functions that they call.
+        The functions of ``HELPERS`` that they call.
     sections : dict of str to list of Statement
     results : dict of str to tuple of str
         By section, the names of its results.
@@ -69,11 +68,9 @@ class Writer:
         parameters: Sequence[str],
         gradients: Sequence[str],
         constants: Constants,
-        known: Iterable[str],
     ) -> None:
         self._trace = trace
         self._constants = constants
-        self._known = set(known)
         self._parameters = parameters
         self._gradients = gradients
         self._values = dict(trace.constants.values())
@@ -147,7 +144,7 @@ class Writer:
                 continue
             if getattr(np, name, None) is function:
                 text = called.sub(f"np.{name}", text)
-            elif name in self._known:
+            elif name in HELPERS:
                 self.helpers.add(name)
             else:
                 raise _unsupported(name, f"a function of {function.__module__}")

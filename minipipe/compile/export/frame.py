@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from textwrap import fill
-from typing import Any
 
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.row import RowSource
@@ -120,9 +119,9 @@ class Frame:
             if self._program.num_ranks == 1:
                 text = text.replace("sum(comm.allgather(squares), [])", "squares")
             yield text
-        numbers: Mapping[str, Any] = self._recording.steps[0].updates[0]
         if self._recording.optimiser:
-            yield UPDATES[self._recording.optimiser](numbers)
+            lines = UPDATES[self._recording.optimiser]
+            yield "\n".join(lines(self._recording.steps[0].updates[0]))
 
     def end(self, row: RowSource, draws: bool) -> Iterator[str]:
         """Yield the steps, and the comparison of the parameters after them.

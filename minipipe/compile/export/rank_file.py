@@ -20,7 +20,7 @@ from minipipe.compile.export.merging import merged
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.row import RowSource
 from minipipe.compile.export.stage_source import Functions, StageSource
-from minipipe.compile.export.texts import GRADIENTS, HELPERS, MESSAGES
+from minipipe.compile.export.texts import FUNCTIONS, HELPERS
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.stage_program import StageProgram
 from minipipe.core.execution.executor import Executor
@@ -114,7 +114,7 @@ class RankFile:
         layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
         parameters, gradients = self._names(program.stage)
         trace = program.recorded.trace
-        writer = Writer(trace, parameters, gradients, self._constants, HELPERS)
+        writer = Writer(trace, parameters, gradients, self._constants)
         self._helpers |= writer.helpers
         return StageSource(writer, trace, name, layers, functions)
 
@@ -213,9 +213,8 @@ class RankFile:
         """Yield the functions that do not depend on the program."""
         for name in sorted(self._helpers):
             yield HELPERS[name].replace("SEED", str(self._recording.seed))
-        texts = {"add_gradient": GRADIENTS, **MESSAGES}
-        needed = [name for name in texts if f"{name}(" in used]
-        bodies = "".join(texts[name] for name in needed)
-        for name, text in texts.items():
+        needed = [name for name in FUNCTIONS if f"{name}(" in used]
+        bodies = "".join(FUNCTIONS[name] for name in needed)
+        for name, text in FUNCTIONS.items():
             if name in needed or f" {name}(" in bodies:
                 yield text

@@ -234,7 +234,7 @@ class RowSource:
         result = results.get("x" if kind is F else "g")
         if kind is F and program.recorded.result is None:
             self._rows.append(f"losses[{number(k)}] = {text}")
-        elif result is not None and source.num_results(section):
+        elif result is not None and source.results[section]:
             self._pending = result, text
         else:
             self._rows.append(text)

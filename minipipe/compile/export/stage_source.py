@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 
 from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
 from minipipe.compile.export.units import Call, Item, Unit, folded, shared_name
+from minipipe.compile.lines import add_under
 from minipipe.compile.statements import listed, written
 from minipipe.compile.trace import Trace
 from minipipe.compile.wrapping import WIDTH, function
@@ -58,13 +58,7 @@ class Functions:
 
     def add_unit(self, name: str, parameters: list[str], statements: list[str]) -> str:
         """Add a function under this name or a similar one; return its name."""
-        part = parameters, statements
-        unique = name
-        for number in count(2):
-            if self.parts.setdefault(unique, part) == part:
-                break
-            unique = f"{name}_{number}"
-        return unique
+        return add_under(self.parts, name, (parameters, statements))
 
     def update(self, others: Functions) -> None:
         """Add all functions of others."""
@@ -86,6 +80,11 @@ class StageSource:
         The names of the classes of layers.
     functions : Functions
         Gets the source.
+
+    Attributes
+    ----------
+    parameters, results : dict of str to list of str
+        By section, the names of the inputs and results of its function.
     """
 
     def __init__(
@@ -97,11 +96,13 @@ class StageSource:
         functions: Functions,
     ) -> None:
         self._inputs = trace.inputs
-        self._results = writer.results
+        self.results = {
+            section: [name for name in names if name != "None"]
+            for section, names in writer.results.items()
+        }
         self.name = name
         self._layers = layers
         self._functions = functions
-        self.sections = list(trace.sections)
         self._items: dict[str, list[Item]] = {
             section: list(folded(section, statements))
             for section, statements in writer.sections.items()
@@ -113,7 +114,7 @@ class StageSource:
             self._print_unit(unit)
         self._names = self._name_variables()
         self.parameters: dict[str, list[str]] = {}
-        for section in self.sections:
+        for section in trace.sections:
             self._print_section(section)
 
     # -- makers of variables -----------------------------------------------------------
@@ -154,8 +155,7 @@ class StageSource:
             self._plan_unit(unit)
         for section, items in self._items.items():
             read = [name for item in items for name in item.reads]
-            results = [name for name in self._results[section] if name != "None"]
-            for name in dict.fromkeys([*read, *results]):
+            for name in dict.fromkeys([*read, *self.results[section]]):
                 made_in, maker = self._makers[name]
                 if isinstance(maker, Call):
                     kept = maker.of(maker.unit.keeps.get(section, ()))
@@ -250,9 +250,9 @@ class StageSource:
 
     def _name_variables(self) -> Names:
         names = Names(None)
-        inputs = [name for names in self._inputs.values() for name in names]
-        for name in inputs:
-            names.local[name] = {"x0": "x", "x1": "y", "g0": "g"}.get(name, name)
+        for inputs in self._inputs.values():
+            for name in inputs:
+                names.local[name] = {"x0": "x", "x1": "y", "g0": "g"}.get(name, name)
         return names
 
     def _print_section(self, section: str) -> None:
@@ -270,14 +270,9 @@ class StageSource:
             if earlier == section:
                 kept = list(map(names.of, variables))
                 lines.append(self._packed(section, later, stage, kept))
-        results = [names.of(n) for n in self._results[section] if n != "None"]
-        if results:
-            lines.append(f"return {', '.join(results)}")
+        if results := self.results[section]:
+            lines.append(f"return {', '.join(map(names.of, results))}")
         self._functions.parts[f"{section}_{self.name}"] = parameters, lines
-
-    def num_results(self, section: str) -> int:
-        """Return the number of arrays that a section returns."""
-        return sum(name != "None" for name in self._results[section])
 
     def _body(self, section: str) -> Iterator[str]:
         """Yield the statements of a section, and calls of units."""
@@ -324,7 +319,7 @@ class StageSource:
         """Return the readers of a variable; None is the caller of a section."""
         readers = list[Item | None]()
         readers += [item for item in self._all_items if name in item.reads]
-        readers += [None for results in self._results.values() if name in results]
+        readers += [None for results in self.results.values() if name in results]
         return readers
 
     def _called(self, chain: Sequence[Call]) -> str:

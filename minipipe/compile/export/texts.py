@@ -36,12 +36,11 @@ def add_rows(values, ids, shape):
 }
 """Functions that statements call, by name."""
 
-GRADIENTS = '''\
+FUNCTIONS = {
+    "add_gradient": '''\
 def add_gradient(name, value):
     """The first microbatch of a step gives the gradient, later ones add to it."""
-    gradients[name] = gradients[name] + value if name in gradients else value.copy()'''
-
-MESSAGES = {
+    gradients[name] = gradients[name] + value if name in gradients else value.copy()''',
     "send": '''\
 def send(rank, tag, array):
     """Begin to send an array; step waits for all at its end."""
@@ -93,7 +92,7 @@ def in_pairs(terms):
     half = 1 << (len(terms) - 1).bit_length() - 1
     return in_pairs(terms[:half]) + in_pairs(terms[half:])''',
 }
-"""Functions of the row, by name."""
+"""Functions of gradients and messages, by name."""
 
 CLIP = '''\
 def clip(limit):
@@ -107,12 +106,8 @@ def clip(limit):
             gradient *= limit / norm'''
 
 
-def sgd(numbers: Mapping[str, Any]) -> str:
-    """Return the function of an update by SGD."""
-    return "\n".join(_sgd(numbers))
-
-
-def _sgd(numbers: Mapping[str, Any]) -> Iterator[str]:
+def sgd(numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of an update by SGD."""
     momentum = numbers["momentum"]
     decay = numbers["weight_decay"]
     yield "def update(rate):"
@@ -136,12 +131,8 @@ def _sgd(numbers: Mapping[str, Any]) -> Iterator[str]:
     yield f"        w[name] -= rate * {step}"
 
 
-def adam(numbers: Mapping[str, Any], is_decoupled: bool = False) -> str:
-    """Return the function of an update by Adam or AdamW."""
-    return "\n".join(_adam(numbers, is_decoupled))
-
-
-def _adam(numbers: Mapping[str, Any], is_decoupled: bool) -> Iterator[str]:
+def adam(numbers: Mapping[str, Any], is_decoupled: bool = False) -> Iterator[str]:
+    """Yield the lines of an update by Adam or AdamW."""
     beta1, beta2 = numbers["betas"]
     decay = numbers["weight_decay"]
     name = "Adam" + "W" * is_decoupled
@@ -168,9 +159,9 @@ def _adam(numbers: Mapping[str, Any], is_decoupled: bool) -> Iterator[str]:
     yield f"        p -= {step} / (np.sqrt(v) + {numbers['epsilon']!r} * root)"
 
 
-UPDATES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+UPDATES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "SGD": sgd,
     "Adam": adam,
     "AdamW": lambda numbers: adam(numbers, is_decoupled=True),
 }
-"""The function of an update, by the class of the optimiser."""
+"""The lines of an update, by the class of the optimiser."""
