@@ -50,8 +50,6 @@ class Writer:
 
     Attributes
     ----------
-    helpers : set of str
-        The functions of ``HELPERS`` that they call.
     sections : dict of str to list of Statement
     results : dict of str to tuple of str
         By section, the names of its results.
@@ -74,7 +72,6 @@ class Writer:
         self._parameters = parameters
         self._gradients = gradients
         self._values = dict(trace.constants.values())
-        self.helpers: set[str] = set()
         self.results = dict(trace.results)
         self.sections = {
             section: list(self._statements(lines))
@@ -144,9 +141,7 @@ class Writer:
                 continue
             if getattr(np, name, None) is function:
                 text = called.sub(f"np.{name}", text)
-            elif name in HELPERS:
-                self.helpers.add(name)
-            else:
+            elif name not in HELPERS:
                 raise _unsupported(name, f"a function of {function.__module__}")
         return re.sub(r"(?<![\w.])numpy\.", "np.", text)
 

@@ -64,18 +64,11 @@ class RankFile:
         self._recording = recording
         self._constants = Constants()
         self._functions = Functions()
-        self._helpers: set[str] = set()
         self.has_sizes = False  # whether functions read the sizes of microbatches
         self._uses: dict[str, dict[int, str]] = {}  # gradients of shared parameters
         sources = self._stage_sources(compiled)
         self._row = RowSource(
-            executor,
-            compiled.programs,
-            sources,
-            plan,
-            self._uses,
-            recording,
-            self.has_sizes,
+            executor, sources, plan, self._uses, recording, self.has_sizes
         )
         self.arrays = self._saved()
         self.source = "\n".join(self._lines()) + "\n"
@@ -98,12 +91,9 @@ class RankFile:
         sources: dict[int, StageSource] = {}
         for stage in compiled.recorders:
             parts = [each for each in compiled.parts if each.stage == stage]
-            of_stage = self._merged(parts)
-            if of_stage is None:
-                of_stage = [
-                    self._stage_source(each.name, each, self._functions)
-                    for each in parts
-                ]
+            of_stage = self._merged(parts) or [
+                self._stage_source(each.name, each, self._functions) for each in parts
+            ]
             sources |= zip(map(id, parts), of_stage)
         return {place: sources[id(part)] for place, part in compiled.programs.items()}
 
@@ -113,10 +103,8 @@ class RankFile:
         model = self._plan.model.layers
         layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
         parameters, gradients = self._names(program.stage)
-        trace = program.recorded.trace
-        writer = Writer(trace, parameters, gradients, self._constants)
-        self._helpers |= writer.helpers
-        return StageSource(writer, trace, name, layers, functions)
+        writer = Writer(program.recorded.trace, parameters, gradients, self._constants)
+        return StageSource(writer, program, name, layers, functions)
 
     def _merged(self, parts: Sequence[StageProgram]) -> list[StageSource] | None:
         """Return the sources of programs that differ only in size; None otherwise."""
@@ -195,7 +183,7 @@ class RankFile:
         for text in [*self._general(used), *sources, row.source, *updates]:
             yield f"\n\n{text}"
         yield "\n"
-        yield from frame.end(row, draws="uniform" in self._helpers)
+        yield from frame.end(row, draws="uniform(" in used)
 
     def _globals(self, body: str) -> Iterator[str]:
         """Yield the dicts and constants of the functions."""
@@ -211,10 +199,9 @@ class RankFile:
 
     def _general(self, used: str) -> Iterator[str]:
         """Yield the functions that do not depend on the program."""
-        for name in sorted(self._helpers):
-            yield HELPERS[name].replace("SEED", str(self._recording.seed))
-        needed = [name for name in FUNCTIONS if f"{name}(" in used]
-        bodies = "".join(FUNCTIONS[name] for name in needed)
-        for name, text in FUNCTIONS.items():
+        texts = HELPERS | FUNCTIONS
+        needed = [name for name in texts if f"{name}(" in used]
+        bodies = "".join(texts[name] for name in needed)
+        for name, text in texts.items():
             if name in needed or f" {name}(" in bodies:
-                yield text
+                yield text.replace("SEED", str(self._recording.seed))

@@ -46,7 +46,6 @@ class RowSource:
     Parameters
     ----------
     executor : Executor
-    programs : mapping of (int, int) to StageProgram
     sources : mapping of (int, int) to StageSource
         By stage and microbatch.
     plan : Plan
@@ -76,7 +75,6 @@ class RowSource:
     def __init__(
         self,
         executor: Executor,
-        programs: Mapping[tuple[int, int], StageProgram],
         sources: Mapping[tuple[int, int], StageSource],
         plan: Plan,
         uses: Mapping[str, Mapping[int, str]],
@@ -86,7 +84,6 @@ class RowSource:
         self._recording = recording
         self._has_sizes = has_sizes
         self._executor = executor
-        self._programs = programs
         self._sources = sources
         self._plan = plan
         self._uses = uses
@@ -177,7 +174,7 @@ class RowSource:
 
     def _receive(self, binding: Binding) -> None:
         stage, kind, k = binding.action
-        recorded = self._programs[stage, k].recorded
+        recorded = self._sources[stage, k].program.recorded
         form = recorded.result
         if kind is RECV_F:
             form = recorded.received
@@ -221,18 +218,17 @@ class RowSource:
 
     def _compute(self, binding: Binding) -> None:
         stage, kind, k = binding.action
-        program = self._programs[stage, k]
         source = self._sources[stage, k]
-        section = program.section_of(kind)
+        section = source.program.section_of(kind)
         arguments = [number(k)]
         taken = {role_of(value): value for value in binding.takes}
         for name in source.parameters[section]:
-            arguments.append(self._argument(name, program, k, taken))
+            arguments.append(self._argument(name, source.program, k, taken))
         self._flush()
         text = f"{section}_{source.name}({', '.join(arguments)})"
         results = {role_of(value): value for _, value in binding.gives}
         result = results.get("x" if kind is F else "g")
-        if kind is F and program.recorded.result is None:
+        if kind is F and source.program.recorded.result is None:
             self._rows.append(f"losses[{number(k)}] = {text}")
         elif result is not None and source.results[section]:
             self._pending = result, text
@@ -325,7 +321,8 @@ class RowSource:
             yield from wrapped(f"weights = {weights}", 0)
 
     def _dtype_of_loss(self) -> str:
-        dtypes = (each.recorded.loss_dtype for each in self._programs.values())
+        recorded = (each.program.recorded for each in self._sources.values())
+        dtypes = (each.loss_dtype for each in recorded)
         return next(dtype for dtype in dtypes if dtype is not None).name
 
     def _statements(self) -> Iterator[str]:

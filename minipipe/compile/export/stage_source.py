@@ -24,8 +24,8 @@ from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
 from minipipe.compile.export.units import Call, Item, Unit, folded, shared_name
 from minipipe.compile.lines import add_under
+from minipipe.compile.stage_program import StageProgram
 from minipipe.compile.statements import listed, written
-from minipipe.compile.trace import Trace
 from minipipe.compile.wrapping import WIDTH, function
 
 _KEPT = {
@@ -73,7 +73,7 @@ class StageSource:
     ----------
     writer : Writer
         Has its statements.
-    trace : Trace
+    program : StageProgram
     name : str
         The name of the stage: "0", or "0b" for a second form.
     layers : mapping of int to str
@@ -90,12 +90,13 @@ class StageSource:
     def __init__(
         self,
         writer: Writer,
-        trace: Trace,
+        program: StageProgram,
         name: str,
         layers: Mapping[int, str],
         functions: Functions,
     ) -> None:
-        self._inputs = trace.inputs
+        self.program = program
+        self._inputs = program.recorded.trace.inputs
         self.results = {
             section: [name for name in names if name != "None"]
             for section, names in writer.results.items()
@@ -114,7 +115,7 @@ class StageSource:
             self._print_unit(unit)
         self._names = self._name_variables()
         self.parameters: dict[str, list[str]] = {}
-        for section in trace.sections:
+        for section in self._items:
             self._print_section(section)
 
     # -- makers of variables -----------------------------------------------------------

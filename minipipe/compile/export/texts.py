@@ -6,18 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 HELPERS = {
-    "uniform": '''\
-def uniform(like, layer, k, draw):
-    """Return random numbers that depend on step, layer and microbatch alone."""
-    place = [0, training_step, k, draw]
-    bits = np.random.Philox(key=[SEED, layer], counter=place)
-    return np.random.Generator(bits).random(like.shape, dtype=np.float32)''',
-    "scattered": '''\
-def scattered(gradient, index, shape):
-    """Return zeros with a gradient added at an index."""
-    result = np.zeros(shape, gradient.dtype)
-    np.add.at(result, index, gradient)
-    return result''',
     "add_rows": '''\
 def add_rows(values, ids, shape):
     """Return zeros, with values added to the rows of their ids, in pairs."""
@@ -33,6 +21,18 @@ def add_rows(values, ids, shape):
     result = np.zeros(shape, values.dtype)
     result[ids[first]] = values[first]
     return result''',
+    "scattered": '''\
+def scattered(gradient, index, shape):
+    """Return zeros with a gradient added at an index."""
+    result = np.zeros(shape, gradient.dtype)
+    np.add.at(result, index, gradient)
+    return result''',
+    "uniform": '''\
+def uniform(like, layer, k, draw):
+    """Return random numbers that depend on step, layer and microbatch alone."""
+    place = [0, training_step, k, draw]
+    bits = np.random.Philox(key=[SEED, layer], counter=place)
+    return np.random.Generator(bits).random(like.shape, dtype=np.float32)''',
 }
 """Functions that statements call, by name."""
 
