@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from minipipe.compile.dialect import new_strides
 from minipipe.compile.lines import Form, Line, roots_of
 from minipipe.core.autograd.backend import prod
 
@@ -82,10 +81,9 @@ def _fits(trace: Any, read: str, total: str, bias: str) -> bool:
     of_read = trace.variables[read]
     of_sum = trace.variables[total]
     of_bias = trace.variables[bias]
-    in_order = new_strides(of_sum.shape, of_sum.dtype.itemsize)
     return (
         of_read.root == of_sum.root
-        and of_sum.strides == in_order  # as the input of each kernel
+        and of_sum.is_in_c_order  # as the input of each kernel
         and prod(of_read.shape) == prod(of_sum.shape)
         and of_read.shape[-1:] == of_bias.shape
         and of_read.dtype == of_bias.dtype

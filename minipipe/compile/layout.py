@@ -46,9 +46,9 @@ class Layout:
     ----------
     lifetimes : list of (int, int)
         By class of kept arrays, the numbers of the first and the last section.
-    kept : list of dict of int to list of str
+    kept : list of dict of int to dict of str to None
         By class and section, the names that the section unpacks.
-    stashes : list of list of str
+    stashes : list of dict of str to None
         By class, the dynamic variables that later sections read.
     """
 
@@ -69,8 +69,8 @@ class Layout:
             if self.is_kept(name) or self.is_stashed(name, number)
         }
         self.lifetimes = sorted(spans)
-        self.kept: list[dict[int, list[str]]] = [{} for _ in spans]
-        self.stashes: list[list[str]] = [[] for _ in spans]
+        self.kept: list[dict[int, dict[str, None]]] = [{} for _ in spans]
+        self.stashes: list[dict[str, None]] = [{} for _ in spans]
         for number, needed in enumerate(self.needs):
             self._collect_kept(number, needed)
 
@@ -215,10 +215,9 @@ class Layout:
         for variable in needed:
             name = self.name(variable, number)
             if self.is_kept(variable):
-                kept = self.kept[self.class_of(variable)].setdefault(number, [])
-                _append_once(kept, name)
+                self.kept[self.class_of(variable)].setdefault(number, {})[name] = None
             elif self.is_stashed(variable, number):
-                _append_once(self.stashes[self.class_of(variable)], name)
+                self.stashes[self.class_of(variable)][name] = None
 
     # -- the source of the arrays ------------------------------------------------------
 
@@ -271,11 +270,6 @@ class Layout:
             lines += wrapped(text, 8)
         lines.append("    }")
         return "".join(f"{line}\n" for line in lines)
-
-
-def _append_once(names: list[str], name: str) -> None:
-    if name not in names:
-        names.append(name)
 
 
 def _allocated(call: str, variable: Variable) -> str:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.compile.dialect import new_strides
+
 
 class Untraceable(Exception):
     """Raised for an operation that no line can express."""
@@ -104,6 +106,11 @@ class Variable(NamedTuple):
     def layout(self) -> tuple[Any, ...]:
         """Its shape, dtype and strides."""
         return self.shape, self.dtype, self.strides
+
+    @property
+    def is_in_c_order(self) -> bool:
+        """Whether it has the strides of a new array."""
+        return self.strides == new_strides(self.shape, self.dtype.itemsize)
 
 
 def roots_of(names: Iterable[str], variables: Mapping[str, Variable]) -> set[str]:

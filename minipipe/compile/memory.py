@@ -30,7 +30,8 @@ from minipipe.core.execution.executor import Executor, Route
 from minipipe.core.schedules.action import SEND_B, SEND_F, Action, B, F, I
 from minipipe.core.schedules.analysis.dependencies import Direction
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
+NAME = re.compile(r"[A-Za-z_]\w*")
+"""A name in a line."""
 Layout = tuple[tuple[int, ...], Any, ModuleType]
 """The shape, the dtype and the module of an array."""
 
@@ -75,7 +76,7 @@ def uses_of(
     """
     named: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
-        for name in _NAME.findall(line):
+        for name in NAME.findall(line):
             named.setdefault(name, []).append(number)
     around: dict[str, list[int]] = {}  # names around a message, such as send_x1_0
     for name, numbers in named.items():

@@ -17,17 +17,15 @@ new arrays, because arrays that exist already cannot leave the memory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from minipipe.compile.arguments import Arguments
+from minipipe.compile.memory import NAME
 from minipipe.compile.stage_program import StageProgram
 from minipipe.core.autograd.backend import Array
 from minipipe.core.execution.executor import Binding
 from minipipe.execution.source import variable_of
-
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Kept:
@@ -151,12 +149,12 @@ def with_deletions(lines: Sequence[str], names: Collection[str]) -> list[str]:
     backwards = list[str]()
     is_used = set[str]()
     for line in reversed(lines):
-        named = [name for name in _NAME.findall(line) if name in names]
+        named = [name for name in NAME.findall(line) if name in names]
         last_uses = [name for name in dict.fromkeys(named) if name not in is_used]
         if last_uses:
             backwards.append(f"    del {', '.join(last_uses)}")
         backwards.append(line)
         is_used.update(named)
         if " = " in line:
-            is_used -= {*_NAME.findall(line.partition(" = ")[0])}
+            is_used -= {*NAME.findall(line.partition(" = ")[0])}
     return backwards[::-1]

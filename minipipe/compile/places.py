@@ -312,7 +312,7 @@ class Places:
             and maker.section == step.section
             and line.form.into is not None
             and line.makes_one
-            and is_in_c_order(variable)
+            and variable.is_in_c_order
             and not uses.is_result
             and set(uses.positions) == {maker.position, step.position}
         )
@@ -393,7 +393,7 @@ class Places:
                     continue  # it is returned
                 if number > 0 and cell.last_section > number:
                     continue  # only results of the first section are read later
-                if is_in_c_order(cell.variable) and not self._is_changed_later(cell):
+                if cell.variable.is_in_c_order and not self._is_changed_later(cell):
                     cell.result = i
 
     def _is_changed_later(self, cell: Cell) -> bool:
@@ -403,12 +403,6 @@ class Places:
             for step in steps
             for name in step.line.changes
         )
-
-
-def is_in_c_order(variable: Variable) -> bool:
-    """Return whether an array has the strides of a new one."""
-    new = np.empty(variable.shape, f"V{variable.dtype.itemsize}")
-    return new.strides == variable.strides
 
 
 def needed_lines(trace: Trace) -> dict[str, list[Line]]:

@@ -7,7 +7,7 @@ exist already, and the program of ``minipipe export``, whose names are variables
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,7 +110,7 @@ def joined(names: Iterable[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Collection[str]) -> str:
     """Return the template of a tuple of names.
 
     Examples
