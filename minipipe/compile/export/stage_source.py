@@ -18,11 +18,11 @@ Arrays for a later function are kept by microbatch, in a dict for each two secti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
-from minipipe.compile.export.units import Call, Item, Unit, folded, shared_name
+from minipipe.compile.export.units import Call, Item, Part, Unit, folded, shared_name
 from minipipe.compile.lines import add_under
 from minipipe.compile.stage_program import StageProgram
 from minipipe.compile.statements import listed, written
@@ -149,14 +149,16 @@ class StageSource:
         input, then the call of this layer is unfolded.
         """
         self._makers = self._find_makers()
-        self._keeps: dict[tuple[str, str], dict[str, None]] = {}
+        self._parts = {section: Part(section) for section in self._items}
         for unit in self._units:
             unit.forget_plan()
         for unit in self._units:
             self._plan_unit(unit)
         for section, items in self._items.items():
+            part = self._parts[section]
+            part.outputs = self.results[section]
             read = [name for item in items for name in item.reads]
-            for name in dict.fromkeys([*read, *self.results[section]]):
+            for name in dict.fromkeys([*read, *part.outputs]):
                 made_in, maker = self._makers[name]
                 if isinstance(maker, Call):
                     kept = maker.of(maker.unit.keeps.get(section, ()))
@@ -164,7 +166,7 @@ class StageSource:
                         return maker
                     self._return(maker, name)
                 if made_in != section:
-                    self._keeps.setdefault((made_in, section), {})[name] = None
+                    part.take(name, self._parts[made_in], name)
         return None
 
     def _plan_unit(self, unit: Unit) -> None:
@@ -176,6 +178,7 @@ class StageSource:
             for earlier in self._units:
                 kept = shared_name(earlier, unit, local)
                 if earlier.section == section and kept and unit.is_partner(earlier):
+                    unit.join(earlier)
                     unit.take(local, earlier, kept)
                     break
 
@@ -209,20 +212,9 @@ class StageSource:
         for local, name in self._names_of_kept(unit):
             if name not in names.local.values():  # unless two units use it
                 names.local[local] = name
-
-        def named(variables: Sequence[str]) -> list[str]:
-            return [names.of(name) for name in variables]
-
-        parameters = ["k", "layer", *named(unit.arguments)]
-        lines = [
-            self._unpacked(section, unit.section, "layer", named(taken))
-            for section, taken in unit.takes.items()
-        ]
-        lines += map(names.written, unit.body)
-        for section, kept in unit.keeps.items():
-            lines.append(self._packed(unit.section, section, "layer", named(kept)))
-        if unit.outputs:
-            lines.append(f"return {', '.join(named(unit.outputs))}")
+        parameters = ["k", "layer", *map(names.of, unit.arguments)]
+        body = map(names.written, unit.body)
+        lines = list(self._lines(unit, "layer", names, body))
         unit.name = self._functions.add_unit(self._name_of(unit), parameters, lines)
 
     def _names_of_kept(self, unit: Unit) -> Iterator[tuple[str, str]]:
@@ -258,21 +250,11 @@ class StageSource:
 
     def _print_section(self, section: str) -> None:
         names = self._names
-        stage = f'"stage {self.name}"'
         inputs = self.parameters[section] = list(self._inputs[section])
-        lines = []
-        for (earlier, later), variables in self._keeps.items():
-            if later == section:
-                kept = list(map(names.of, variables))
-                lines.append(self._unpacked(earlier, section, stage, kept))
         parameters = ["k", *map(names.of, inputs)]
-        lines += self._body(section)
-        for (earlier, later), variables in self._keeps.items():
-            if earlier == section:
-                kept = list(map(names.of, variables))
-                lines.append(self._packed(section, later, stage, kept))
-        if results := self.results[section]:
-            lines.append(f"return {', '.join(map(names.of, results))}")
+        key = f'"stage {self.name}"'
+        body = self._body(section)
+        lines = list(self._lines(self._parts[section], key, names, body))
         self._functions.parts[f"{section}_{self.name}"] = parameters, lines
 
     def _body(self, section: str) -> Iterator[str]:
@@ -352,16 +334,24 @@ class StageSource:
 
     # -- kept variables ----------------------------------------------------------------
 
+    def _lines(
+        self, part: Part, key: str, names: Names, body: Iterable[str]
+    ) -> Iterator[str]:
+        """Yield the statements of a function: a body between kept variables."""
+        for earlier, taken in part.takes.items():
+            kept = self._dict_of(earlier, part.section)
+            yield f"{written(listed(taken), names.of)} = {kept}.pop(({key}, k))"
+        yield from body
+        for later, variables in part.keeps.items():
+            kept = self._dict_of(part.section, later)
+            yield f"{kept}[{key}, k] = {written(listed(variables), names.of)}"
+        if part.outputs:
+            yield f"return {', '.join(map(names.of, part.outputs))}"
+
     def _dict_of(self, earlier: str, later: str) -> str:
         name = _KEPT.get((earlier, later), f"kept_by_{earlier}_for_{later}")
         self._functions.kept[name] = None
         return name
-
-    def _packed(self, section: str, later: str, key: str, kept: list[str]) -> str:
-        return f"{self._dict_of(section, later)}[{key}, k] = {written(listed(kept))}"
-
-    def _unpacked(self, earlier: str, section: str, key: str, kept: list[str]) -> str:
-        return f"{written(listed(kept))} = {self._dict_of(earlier, section)}.pop(({key}, k))"
 
 
 def _layers_of(unit: Unit) -> list[int]:

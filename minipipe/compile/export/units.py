@@ -11,12 +11,41 @@ from minipipe.compile.statements import Statement
 _OF_A_FUNCTION = 12  # lines: head, kept variables, result, two empty lines, …
 
 
-class Unit:
-    """Statements that are repeated for several layers: a function of them.
+class Part:
+    """A function of a stage, and the variables that others share with it.
 
     Attributes
     ----------
     section : str
+    takes : dict of str to list of str
+        By earlier section, the variables that it reads from there.
+    keeps : dict of str to list of str
+        By later section, the variables that it keeps.
+    outputs : list of str
+        The variables that it returns.
+    """
+
+    def __init__(self, section: str) -> None:
+        self.section = section
+        self.forget_plan()
+
+    def forget_plan(self) -> None:
+        """Take, keep and return nothing."""
+        self.takes: dict[str, list[str]] = {}
+        self.keeps: dict[str, list[str]] = {}
+        self.outputs: list[str] = []
+
+    def take(self, name: str, earlier: Part, kept: str) -> None:
+        """Take a variable that an earlier part keeps as ``kept``."""
+        self.takes.setdefault(earlier.section, []).append(name)
+        earlier.keeps.setdefault(self.section, []).append(kept)
+
+
+class Unit(Part):
+    """Statements that are repeated for several layers: a function of them.
+
+    Attributes
+    ----------
     body : list of Statement
         The statements of the first layer, with the names of the function.
     layer : int
@@ -24,19 +53,15 @@ class Unit:
     outside : list of str
         The variables that it reads from outside.
     calls : list of Call
-    takes : dict of str to list of str
-        By earlier section, the variables that it reads from there.
-    keeps : dict of str to list of str
-        By later section, the variables that it keeps.
-    outputs : list of str
-        The variables that it returns.
+    partners : dict of str to Unit
+        By section, the unit that shares variables.
     name : str
     """
 
     def __init__(
         self, section: str, repeat: Repeat, statements: Sequence[Statement]
     ) -> None:
-        self.section = section
+        super().__init__(section)
         self.body = repeat.body
         self.name = ""
         self.outside = [name for name in repeat.arguments if ":" not in name]
@@ -48,28 +73,21 @@ class Unit:
             Call(self, names, statements[start : start + size])
             for start, names in zip(starts, repeat.calls)
         ]
-        self.forget_plan()
 
     def forget_plan(self) -> None:
-        """Take, keep and return nothing."""
-        self.takes: dict[str, list[str]] = {}
-        self.keeps: dict[str, list[str]] = {}
-        self.outputs: list[str] = []
-        self.partners: dict[
-            str, Unit
-        ] = {}  # by section, the unit that shares variables
+        """Take, keep and return nothing, without partners."""
+        super().forget_plan()
+        self.partners: dict[str, Unit] = {}
 
     def is_partner(self, earlier: Unit) -> bool:
-        """Return whether it may take from this unit, and from no other of its section."""
+        """Return whether it may join this unit."""
         partner = self.partners.get(earlier.section, earlier)
         return partner is earlier and earlier.partners.get(self.section, self) is self
 
-    def take(self, name: str, earlier: Unit, kept: str) -> None:
-        """Take a variable that an earlier unit keeps as ``kept``."""
+    def join(self, earlier: Unit) -> None:
+        """Share variables with an earlier unit, and with no other of its section."""
         self.partners[earlier.section] = earlier
         earlier.partners[self.section] = self
-        self.takes.setdefault(earlier.section, []).append(name)
-        earlier.keeps.setdefault(self.section, []).append(kept)
 
     @property
     def arguments(self) -> list[str]:
