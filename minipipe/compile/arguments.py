@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.compile.printing import preparation_of
+from minipipe.compile.printing import addition, preparation_of
 from minipipe.compile.stage_program import StageProgram
 from minipipe.execution.samples import Cut
 
@@ -164,9 +164,4 @@ class Arguments:
                 if total == "None":
                     totals[i] = part
                 elif part not in ("None", total):
-                    yield self._addition(total, part)
-
-    def _addition(self, total: str, part: str) -> str:
-        if self._is_in_numpy:
-            return f"add({total}, {part}, {total})"
-        return f"{total}[...] += {part}"
+                    yield addition(total, part, self._is_in_numpy)

@@ -289,9 +289,10 @@ class Printer:
         scratch = self._layout.scratch(step)
         first = self._into(step, gradient)
         more = self._into(step, scratch)
-        later = f"add({{{gradient}}}, {more}, {{{gradient}}})"
+        later = addition(f"{{{gradient}}}", more)
         if "[...] = " in more or more.startswith("copyto"):  # these return nothing
-            later = f"{more}\nadd({{{gradient}}}, {{{scratch}}}, {{{gradient}}})"
+            later = addition(f"{{{gradient}}}", f"{{{scratch}}}")
+            later = f"{more}\n{later}"
         self._contribute(leaf, first, later, step)
 
     def _write_contribution(self, leaf: int, step: Step) -> None:
@@ -300,10 +301,7 @@ class Printer:
         if self._is_static:
             gradient = f"{{{self._names[f'd{leaf}']}}}"
             first = f"{gradient}[...] = {name}"
-            later = f"add({gradient}, {name}, {gradient})"
-            if not self._has_out:
-                later = f"{gradient}[...] += {name}"
-            self._contribute(leaf, first, later, step)
+            self._contribute(leaf, first, addition(gradient, name, self._has_out), step)
             return
         gradient = f"{{{self._names[f'l{leaf}']}}}.grad"
         first = f"{name}.copy()"
@@ -326,6 +324,13 @@ class Printer:
 
     def _add(self, text: str, makes: tuple[str, ...] = ()) -> None:
         self._parts += [Statement(line, makes) for line in text.splitlines()]
+
+
+def addition(total: str, part: str, has_out: bool = True) -> str:
+    """Return the line that adds an array to another one."""
+    if has_out:
+        return f"add({total}, {part}, {total})"
+    return f"{total}[...] += {part}"
 
 
 def preparation_of(section: str) -> str:

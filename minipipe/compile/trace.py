@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import FrameType, ModuleType
@@ -308,20 +308,15 @@ class Trace:
 
     def _new(self, array: Any, args: tuple[Any, ...], may_view: bool) -> Traced:
         name = f"v{self._num_variables}"
-        self._num_variables = self._num_variables + 1
-        root = None
+        self._num_variables += 1
+        bases: Iterable[Traced] = ()
         if getattr(array, "base", None) is not None:
             owner = buffer_of(array)
-            roots = (
-                self.variables[each.name].root
-                for each in traced_in(args)
-                if buffer_of(each.plain) is owner
-            )
-            root = next(roots, None)
+            bases = (each for each in traced_in(args) if buffer_of(each.plain) is owner)
         elif may_view and not self.dialect.has_out:  # its arrays know no base
-            roots = (self.variables[each.name].root for each in traced_in(args))
-            root = next(roots, None)
-        return self.named(name, array, root)
+            bases = traced_in(args)
+        roots = (self.variables[each.name].root for each in bases)
+        return self.named(name, array, next(roots, None))
 
     def written(self, value: Any) -> str:
         """Return an argument as a form writes it: names in braces."""

@@ -9,9 +9,9 @@ array::
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
@@ -362,34 +362,27 @@ class RowSource:
     def _shared_gradients(self) -> Iterator[str]:
         """Yield the lines that add the gradients of the uses of shared parameters."""
         rank = self._executor.group.rank
-        next_tag = 2 * self._num_stages * self._count
+        tags = count(2 * self._num_stages * self._count)
         sends = []
-        sums = []
-        shared = self._plan.shared
-        for name, users in shared.items():
-            terms = []
-            for use, sources in users.items():
-                tag = next_tag
-                next_tag += 1
+        terms = defaultdict[str, list[str]](list)
+        for name, users in self._plan.shared.items():
+            for (use, sources), tag in zip(users.items(), tags):
                 if rank not in sources:
                     continue
                 if sources[rank] != rank:
-                    terms.append(self._receive_use(name, sources[rank], tag))
+                    terms[name].append(self._receive_use(name, sources[rank], tag))
                     continue
                 key = self._uses.get(name, {}).get(use, name)
                 gradient = f'gradients["{key}"]'
                 others = [o for o in sources if o != rank == sources[o]]
                 sends += [f"send({other}, {tag}, {gradient})" for other in others]
-                terms.append(gradient)
-            if terms:
-                sums.append((name, terms))
+                terms[name].append(gradient)
         for name, uses in self._uses.items():
-            if name not in shared:
-                terms = [f'gradients["{uses[n]}"]' for n in sorted(uses)]
-                sums.append((name, terms))
+            if name not in self._plan.shared:
+                terms[name] = [f'gradients["{uses[n]}"]' for n in sorted(uses)]
         yield from sends
-        for name, terms in sums:
-            yield f'gradients["{name}"] = {" + ".join(terms)}'
+        for name, of_uses in terms.items():
+            yield f'gradients["{name}"] = {" + ".join(of_uses)}'
             for each in self._uses.get(name, {}).values():
                 yield f'gradients.pop("{each}", None)'
 
