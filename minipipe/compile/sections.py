@@ -223,19 +223,24 @@ class Sections:
         return {name: getattr(xp, name) for name in _FUNCTIONS if hasattr(xp, name)}
 
     def _make_slots(self, namespace: dict[str, Any], num_slots: Sequence[int]) -> None:
+        """Make the lists by slot, from which sections unpack."""
+        layout = self._layout
         for i, num in enumerate(num_slots):
-            namespace |= {name: list[Any]() for name in self._names_of_lists(i)}
-            make = namespace.pop(self._layout.slot_function(i))
-            for _ in range(num):
-                for name, kept in zip(self._names_of_lists(i), self._parts(i, make())):
-                    namespace[name].append(kept)
+            make = namespace.pop(layout.slot_function(i))
+            slots = [make() for _ in range(num)]
+            for number in layout.kept[i]:
+                kept = [slot[layout.places.sections[number]] for slot in slots]
+                namespace[layout.list_of_kept(i, number)] = kept
+            if layout.stashes[i]:
+                namespace[layout.list_of_stashes(i)] = [None] * num
 
-    def stashes(self, functions: Functions) -> list[list[Any]]:
-        """Return the lists, by slot, of the values that functions keep, by class."""
-        (function, *_) = functions.values()
-        numbers = range(len(self.lifetimes))
-        names = [self._layout.list_of_stashes(number) for number in numbers]
-        return [function.__globals__[name] for name in names]
+    def stashes(self, functions: Functions) -> list[Any]:
+        """Return the lists, by slot, of the values that functions keep, by class.
+
+        None for a class of arrays alone.
+        """
+        names = map(self._layout.list_of_stashes, range(len(self.lifetimes)))
+        return [functions["forward"].__globals__.get(name) for name in names]
 
     def stashes_of(
         self, functions: Functions
@@ -245,24 +250,12 @@ class Sections:
         for section in self._layout.places.sections:
             names = self.parameters[section]
             pair = list[Stash](), list[Stash]()
-            for i, (first, _) in enumerate(self.lifetimes):
-                name = self._layout.list_of_stashes(i)
-                stash = functions["forward"].__globals__.get(name)
+            for i, stash in enumerate(self.stashes(functions)):
                 if stash is not None and f"slot{i}" in names:
-                    pair[first != section].append((stash, names.index(f"slot{i}")))
+                    is_read = self.lifetimes[i][0] != section
+                    pair[is_read].append((stash, names.index(f"slot{i}")))
             found[section] = pair
         return found
-
-    def _names_of_lists(self, lifetime: int) -> list[str]:
-        layout = self._layout
-        names = [layout.list_of_kept(lifetime, i) for i in layout.kept[lifetime]]
-        stashes = [layout.list_of_stashes(lifetime)]
-        return names + stashes * bool(layout.stashes[lifetime])
-
-    def _parts(self, lifetime: int, slot: dict[str, Any]) -> list[Any]:
-        layout = self._layout
-        sections = [layout.places.sections[i] for i in layout.kept[lifetime]]
-        return [*map(slot.get, sections), *[None] * bool(layout.stashes[lifetime])]
 
 
 def _parameters(

@@ -20,7 +20,7 @@ from minipipe.compile.export.merging import merged
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.row import RowSource
 from minipipe.compile.export.stage_source import Functions, StageSource
-from minipipe.compile.export.texts import FUNCTIONS, HELPERS
+from minipipe.compile.export.texts import FUNCTIONS, HELPERS, dicts
 from minipipe.compile.program import CompiledRow
 from minipipe.compile.stage_program import StageProgram
 from minipipe.core.execution.executor import Executor
@@ -187,11 +187,7 @@ class RankFile:
 
     def _globals(self, body: str) -> Iterator[str]:
         """Yield the dicts and constants of the functions."""
-        kept = list(self._functions.kept)
-        if kept:
-            values = ", ".join(["{}"] * len(kept))
-            comment = "by stage or layer, and microbatch"
-            yield f"{', '.join(kept)} = {values}  # {comment}"
+        yield from dicts(self._functions.kept, "by stage or layer, and microbatch")
         if "end_block(" in self._row.source:
             yield "blocks = {}  # by layers, the gradients of blocks of microbatches"
         yield from self._row.constants()

@@ -19,6 +19,7 @@ import numpy as np
 from minipipe.compile.export.loops import STRAIGHT, number, with_loops
 from minipipe.compile.export.recorded import Recording
 from minipipe.compile.export.stage_source import StageSource
+from minipipe.compile.export.texts import dicts
 from minipipe.compile.stage_program import SECTIONS, StageProgram
 from minipipe.compile.value_form import Form
 from minipipe.compile.wrapping import WIDTH, function, wrapped
@@ -301,9 +302,7 @@ class RowSource:
             else:
                 yield comment
                 yield line
-        if self._dicts:
-            names = ", ".join(self._dicts)
-            yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
+        yield from dicts(self._dicts, "by microbatch")
         sizes = self._recording.sizes
         if self._has_sizes:
             yield from wrapped(f"sizes = {[*sizes]}", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 HELPERS = {
@@ -93,6 +93,14 @@ def in_pairs(terms):
     return in_pairs(terms[:half]) + in_pairs(terms[half:])''',
 }
 """Functions of gradients and messages, by name."""
+
+
+def dicts(names: Collection[str], comment: str) -> Iterator[str]:
+    """Yield the line that makes empty dicts, if there are any."""
+    if names:
+        values = ", ".join(["{}"] * len(names))
+        yield f"{', '.join(names)} = {values}  # {comment}"
+
 
 CLIP = '''\
 def clip(limit):
