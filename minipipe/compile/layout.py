@@ -256,16 +256,14 @@ class Layout:
 
     def slot_source(self, lifetime: int) -> str:
         """Return the function that makes a slot of a class."""
-        kept = {
-            self.places.sections[i]: names for i, names in self.kept[lifetime].items()
-        }
         lines = [f"def {self.slot_function(lifetime)}():"]
         for cell in self.kept_cells(lifetime):
             allocated = _allocated("empty(", cell.variable)
             lines.append(f"    {self._cell_names[cell]} = {allocated}")
         lines += [f"    {name} = {text}" for name, text in self._views(lifetime)]
         lines.append("    return {")
-        for section, names in kept.items():
+        for number, names in self.kept[lifetime].items():
+            section = self.places.sections[number]
             text = f'"{section}": ({written(listed(names))}),'
             lines += wrapped(text, 8)
         lines.append("    }")

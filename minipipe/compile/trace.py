@@ -67,6 +67,7 @@ class Trace:
     ----------
     dialect : Dialect
         The properties of the module.
+    layers : dict of int to str
     namespace : module
         The module for traced arrays: its functions record their calls.
     sections : dict of str to list of Line
@@ -110,7 +111,7 @@ class Trace:
         self.namespace = xp
         if xp is not np:
             self.namespace = Namespace(self)
-        self._layers = dict(layers or {})
+        self.layers = dict(layers or {})
         self.sections: dict[str, list[Line]] = {}
         self.results: dict[str, tuple[str, ...]] = {}
         self.inputs: dict[str, tuple[str, ...]] = {}
@@ -221,8 +222,8 @@ class Trace:
         number = current_place().layer
         if number is None:
             return "it"
-        if number in self._layers:
-            return f"layer {number}, {self._layers[number]},"
+        if number in self.layers:
+            return f"layer {number}, {self.layers[number]},"
         return f"layer {number}"
 
     # -- lines -------------------------------------------------------------------------

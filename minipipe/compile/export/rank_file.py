@@ -100,11 +100,9 @@ class RankFile:
     def _stage_source(
         self, name: str, program: StageProgram, functions: Functions
     ) -> StageSource:
-        model = self._plan.model.layers
-        layers = {i: type(layer).__name__ for i, layer in enumerate(model)}
         parameters, gradients = self._names(program.stage)
         writer = Writer(program.recorded.trace, parameters, gradients, self._constants)
-        return StageSource(writer, program, name, layers, functions)
+        return StageSource(writer, program, name, functions)
 
     def _merged(self, parts: Sequence[StageProgram]) -> list[StageSource] | None:
         """Return the sources of programs that differ only in size; None otherwise."""

@@ -18,7 +18,7 @@ Arrays for a later function are kept by microbatch, in a dict for each two secti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from minipipe.compile.export.expressions import Writer
 from minipipe.compile.export.names import Names
@@ -76,8 +76,6 @@ class StageSource:
     program : StageProgram
     name : str
         The name of the stage: "0", or "0b" for a second form.
-    layers : mapping of int to str
-        The names of the classes of layers.
     functions : Functions
         Gets the source.
 
@@ -92,7 +90,6 @@ class StageSource:
         writer: Writer,
         program: StageProgram,
         name: str,
-        layers: Mapping[int, str],
         functions: Functions,
     ) -> None:
         self.program = program
@@ -102,7 +99,7 @@ class StageSource:
             for section, names in writer.results.items()
         }
         self.name = name
-        self._layers = layers
+        self._layers = program.recorded.trace.layers
         self._functions = functions
         self._items: dict[str, list[Item]] = {
             section: list(folded(section, statements))
