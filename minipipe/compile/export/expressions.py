@@ -104,8 +104,7 @@ class Writer:
         variables = self._trace.variables
         is_view = line.makes_one and len(line.reads) == 1 and not line.changes
         is_view = is_view and variables[line.makes[0]].root != line.makes[0]
-        changes = tuple(name for name in line.changes if name[0] in "vxg")
-        return Statement(text, line.makes, changes, line.layer, is_view)
+        return Statement(text, line.makes, line.changes, line.layer, is_view)
 
     def _named(self, name: str, text: str, line: Line) -> str:
         """Return the placeholder for a name, or a number."""

@@ -107,7 +107,6 @@ class StageSource:
         }
         while (call := self._planned()) is not None:
             self._unfold(call)
-        self._unit_names: dict[Unit, Names] = {}
         for unit in self._units:
             self._print_unit(unit)
         self._names = self._name_variables()
@@ -205,22 +204,17 @@ class StageSource:
     # -- units -------------------------------------------------------------------------
 
     def _print_unit(self, unit: Unit) -> None:
-        names = self._unit_names[unit] = Names(unit.layer)
-        for local, name in self._names_of_kept(unit):
-            if name not in names.local.values():  # unless two units use it
-                names.local[local] = name
+        names = unit.names
+        for section, taken in unit.takes.items():
+            earlier = unit.partners[section]
+            for local, kept in zip(taken, earlier.keeps[unit.section]):
+                name = earlier.names.of(kept)
+                if name not in names.local.values():  # unless two units use it
+                    names.local[local] = name
         parameters = ["k", "layer", *map(names.of, unit.arguments)]
         body = map(names.written, unit.body)
         lines = list(self._lines(unit, "layer", names, body))
         unit.name = self._functions.add_unit(self._name_of(unit), parameters, lines)
-
-    def _names_of_kept(self, unit: Unit) -> Iterator[tuple[str, str]]:
-        """Yield the variables that a unit takes, with their names in earlier units."""
-        for section, taken in unit.takes.items():
-            earlier = unit.partners[section]
-            kept = earlier.keeps[unit.section]
-            names = self._unit_names[earlier]
-            yield from zip(taken, map(names.of, kept))
 
     def _name_of(self, unit: Unit) -> str:
         """Return a name for a unit, after its layers."""

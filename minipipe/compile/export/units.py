@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from minipipe.compile.export.names import Names
 from minipipe.compile.repeats import Repeat, best_repeat
 from minipipe.compile.statements import Statement
 
@@ -56,6 +57,8 @@ class Unit(Part):
     partners : dict of str to Unit
         By section, the unit that shares variables.
     name : str
+    names : Names
+        The names of its variables in the function.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Unit(Part):
         self.outside = [name for name in repeat.arguments if ":" not in name]
         self.made = repeat.made
         self.layer = _first_layer(repeat.calls[0])
+        self.names = Names(self.layer)
         size = len(self.body)
         starts = range(repeat.start, repeat.end, size)
         self.calls = [
