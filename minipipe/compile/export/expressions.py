@@ -51,8 +51,8 @@ class Writer:
     Attributes
     ----------
     sections : dict of str to list of Statement
-    results : dict of str to tuple of str
-        By section, the names of its results.
+    results : dict of str to list of str
+        By section, the names of its results, without missing ones.
 
     Raises
     ------
@@ -72,7 +72,10 @@ class Writer:
         self._parameters = parameters
         self._gradients = gradients
         self._values = dict(trace.constants.values())
-        self.results = dict(trace.results)
+        self.results = {
+            section: [name for name in names if name != "None"]
+            for section, names in trace.results.items()
+        }
         self.sections = {
             section: list(self._statements(lines))
             for section, lines in needed_lines(trace).items()
@@ -164,7 +167,7 @@ class Writer:
         for later, statements in self.sections.items():
             self.sections[later] = [_renamed(each, same) for each in statements]
         results = self.results[section]
-        self.results[section] = tuple(same.get(name, name) for name in results)
+        self.results[section] = [same.get(name, name) for name in results]
 
     def _inline(self, section: str) -> None:
         """Write a view, or the term of a gradient, in the line that uses it."""

@@ -86,18 +86,11 @@ class StageSource:
     """
 
     def __init__(
-        self,
-        writer: Writer,
-        program: StageProgram,
-        name: str,
-        functions: Functions,
+        self, writer: Writer, program: StageProgram, name: str, functions: Functions
     ) -> None:
         self.program = program
         self._inputs = program.recorded.trace.inputs
-        self.results = {
-            section: [name for name in names if name != "None"]
-            for section, names in writer.results.items()
-        }
+        self.results = writer.results
         self.name = name
         self._layers = program.recorded.trace.layers
         self._functions = functions
