@@ -124,17 +124,13 @@ def add_under(names: dict[str, Any], name: str, value: Any) -> str:
     Returns
     -------
     str
-        The name under which the value is there now.
+        The name that the value has now.
 
     Examples
     --------
     >>> names = {"sum": 1}
-    >>> (
-    ...     add_under(names, "sum", 2),
-    ...     add_under(names, "sum", 1),
-    ...     add_under(names, "sum", 2),
-    ... )
-    ('sum_2', 'sum', 'sum_2')
+    >>> [add_under(names, "sum", value) for value in (2, 1, 2)]
+    ['sum_2', 'sum', 'sum_2']
     """
     unique = name
     for number in count(2):
