@@ -4,6 +4,7 @@ without docstrings and comments.
 
 import ast
 import functools
+import gc
 import io
 import tokenize
 
@@ -20,7 +21,11 @@ _NOT_CODE = {
 @functools.cache
 def tree_of(source):
     """Return the syntax tree of a text, which no test may change."""
-    return ast.parse(source)
+    tree = ast.parse(source)
+    # A million nodes of the whole package stay; a collection of garbage that looked at
+    # them would take half a second more.
+    gc.freeze()
+    return tree
 
 
 @functools.cache

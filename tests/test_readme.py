@@ -175,6 +175,7 @@ OTHER_PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", OTHER_PROGRAMS)
 def test_the_other_programs_run(program, capsys):
     with mock.patch.dict(KINDS), mock.patch.dict(NOUNS):  # some declare their own
@@ -229,6 +230,7 @@ def test_the_ranks_of_the_language_model_are_drawn_as_it_shows_them():
     assert "The last step, predicted for 4 ranks with one core each:" in done.out
 
 
+@pytest.mark.slow
 def test_the_proof_that_it_shows_is_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = [

@@ -107,6 +107,7 @@ def test_every_verb_that_reads_or_writes_files_is_here():
     assert {words.split()[0] for words in COMMANDS} | {"compare", "info"} == set(VERBS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paths", [PATHS[-1:], slowly(PATHS)])
 def test_a_path_of_any_kind_is_taken_or_refused_in_a_sentence(here, paths, capsys):
     for command in COMMANDS:

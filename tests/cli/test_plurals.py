@@ -46,6 +46,7 @@ NOUNS = re.findall(
 WRONG = re.compile(rf"(?<![\d.,:-])\b1 ([a-z]+ )?({'|'.join(NOUNS)})(es|s)\b")
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     "name", [slowly(name) if name == "paper" else name for name in COMMANDS]

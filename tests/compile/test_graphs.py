@@ -498,6 +498,7 @@ def test_steps_have_eager_bits_whatever_changes_between_them(
         assert lines and all(line.endswith("as graphs") for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["uneven", "longer"])
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
 def test_microbatches_of_several_forms_have_graphs_of_their_own(schedule, form):

@@ -114,6 +114,7 @@ def test_compiled_steps_have_the_bits_of_eager_ones(model, schedule, module, num
         assert all(END[module].search(line) for line in report.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 def test_several_steps_of_run_have_eager_bits(schedule, module):
@@ -151,6 +152,7 @@ def test_activations_leave_the_memory_of_a_device():
         assert "forward (its values leave the device)" in report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_slices_of_sequences_pass_keys_and_values_on(module):
     def run(group):

@@ -18,7 +18,7 @@ from minipipe.core.pipeline import Pipeline
 from minipipe.errors import ScheduleError
 from tests.code_lines import code_lines
 from tests.core import alone
-from tests.launch import environment, find_mpirun, needs_mpi
+from tests.launch import environment, find_mpirun, needs_mpi, slowly
 from tests.test_house import FILES, PACKAGE, SOURCES
 
 MODULES = [name for name in FILES if name.startswith("core.")]
@@ -94,7 +94,8 @@ def of_one_process():
 
 
 @pytest.mark.parametrize(
-    "kind", ["one", "threads", pytest.param("mpi", marks=needs_mpi)]
+    "kind",
+    [slowly("one"), slowly("threads"), pytest.param("mpi", marks=needs_mpi)],
 )
 def test_the_core_alone_trains_with_the_bits_of_one_process(
     kind, folder, of_one_process

@@ -341,6 +341,7 @@ def test_what_would_steer_a_terminal_or_cannot_be_printed_is_written_out(course)
 # -- what is said about it -------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report_says_what_contained_the_tasks_and_warns_of_limits_alone(
     course, tmp_path, monkeypatch, capsys
 ):

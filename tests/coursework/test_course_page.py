@@ -31,6 +31,7 @@ def ran(text, capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_an_assignment_is_set_and_graded_with_the_commands_of_the_page(
     tmp_path, monkeypatch, capsys

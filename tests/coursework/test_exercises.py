@@ -101,6 +101,7 @@ NO_ANSWERS = (
 )
 
 
+@pytest.mark.slow
 @by_exercise
 def test_who_answers_every_call_alike_gets_no_point(exercise):
     """A process that returns what it likes, without the checks having run there. The

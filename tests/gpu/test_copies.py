@@ -140,6 +140,7 @@ def run(case, schedule, how, xp=device):
     return spawn(of_rank, num_ranks, take_turns=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "schedule", "how"), covering([*CASES], [*SCHEDULES], [True, False])
 )

@@ -20,7 +20,7 @@ from tests.compile.test_other_modules import (
 from tests.gpu.emulated import Kernel, installed, needs_compiler
 
 __all__ = ["graphs"]  # a fixture
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.slow]  # a stage of its own
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from tests.gpu import emulated
 from tests.gpu.emulated import installed
 from tests.launch import covering
 
-pytestmark = emulated.needs_compiler
+pytestmark = [emulated.needs_compiler, pytest.mark.slow]  # a stage of its own
 RANDOM = np.random.default_rng(0)
 TOLERANCE = {"float32": 2e-6, "float64": 1e-13}
 

@@ -14,7 +14,7 @@ from tests.compile import device
 from tests.compile.test_other_modules import both
 from tests.gpu.emulated import Kernel, installed, needs_compiler
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.slow]  # a stage of its own
 
 SHAPES = [(5,), (3, 4), (), (4096,), (0, 2), (4097,), (2, 5000), (1,)]
 

@@ -106,6 +106,7 @@ def counts_of_steps(model, schedule, num_microbatches, how, num_ranks=1):
         return spawn(train, num_ranks=num_ranks, take_turns=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("model", MODELS)
@@ -121,6 +122,7 @@ def test_a_step_reads_as_often_whatever_the_number_of_microbatches(
         assert many["event"] == 2 * few["event"] > 0
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("how", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("model", [trained, padded])

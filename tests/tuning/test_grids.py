@@ -70,6 +70,7 @@ def assert_as_promised(rows, task):
 # -- the same numbers on every grid ----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_ranks_send_and_hold_what_is_promised():
     assert [row["grid"] for row in tiny()] == [
         "data 2",

@@ -50,6 +50,7 @@ def program(tmp_path):
     sys.modules.pop("beside", None)
 
 
+@pytest.mark.slow
 def test_it_is_what_the_program_gave_to_it(program, capsys):
     path, argv = list(sys.path), sys.argv
     found = question_about(program, ["8"])
@@ -76,6 +77,7 @@ def test_it_is_what_the_program_gave_to_it(program, capsys):
     assert (sys.path, sys.argv) == (path, argv)
 
 
+@pytest.mark.slow
 def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path):
     """Its schedule and its partition are for 4 ranks, while it runs on one."""
     given = "schedules.zb_h1(4, 4), partition=[range(i, i + 1) for i in range(4)]"

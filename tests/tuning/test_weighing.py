@@ -267,6 +267,7 @@ def test_a_search_tries_as_many_schedules_on_a_slower_machine_until_that_is_very
     assert searched_schedule(workload, seconds=0.05) is not None and len(tried) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [slowly(inf), 2000])
 def test_searched_schedules_keep_the_bits_of_one_process_and_the_best_the_limit(limit):
     found = advice(limit, seconds=0.4, held=40)

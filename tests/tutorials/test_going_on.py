@@ -39,6 +39,7 @@ def break_off(folder):
     return first
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     ("program", "every", "ranks", "changed"),

@@ -27,6 +27,7 @@ def code_cells(path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_notebook_runs_what_its_lesson_runs_and_folds_what_only_asserts(path):
     cells = code_cells(path)

@@ -92,6 +92,7 @@ def test_a_figure_of_a_deck_is_in_its_lesson_or_computed_here(path):
     assert unknown == set(known)
 
 
+@pytest.mark.slow
 def test_the_figures_of_the_first_week_are_so():
     assert 2**20 == 1_048_576
     assert 2 * 1e6 * 1e-3 / 60 > 30  # minutes to try a million knobs, twice each

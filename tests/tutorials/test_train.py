@@ -99,6 +99,7 @@ def traced(tmp_path_factory):
     return path, mpirun(2, TRAIN, *SHORT, "--trace", path)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_two_ranks_end_with_the_loss_of_one(traced, alone):
     many = result(traced[1])

@@ -50,6 +50,7 @@ with init_process_group() as group:
 """
 
 
+@pytest.mark.slow
 def test_a_job_whose_rank_is_killed_twice_goes_on_each_time_from_where_it_was(
     script, tmp_path
 ):

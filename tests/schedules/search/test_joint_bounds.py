@@ -149,6 +149,7 @@ def wrong_bounds(seeds=SEEDS):
             yield seed
 
 
+@pytest.mark.slow
 def test_no_choice_has_a_schedule_below_the_bound():
     assert list(wrong_bounds()) == []
 
@@ -287,6 +288,7 @@ COPYING = [(seed, 3) for seed in (5, 12, 24, 31)]
 COPYING += [(seed, 2) for seed in (24, 32, 44, 52, 55, 57)]
 
 
+@pytest.mark.slow
 def test_no_schedule_that_offloads_is_below_the_bound():
     for seed, m in COPYING:
         costs, limit, objective = copying_of(seed, m)

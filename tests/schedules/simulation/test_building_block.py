@@ -120,6 +120,7 @@ def test_the_peak_predicted_of_a_named_schedule_is_its_own(name, ranks):
     assert min(block.starts.values()) == 0
 
 
+@pytest.mark.slow
 @for_each(seed=range(60))
 def test_the_predicted_peak_is_that_of_the_simulated_steady_state(seed):
     block = random_block(seed)
