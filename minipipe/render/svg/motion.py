@@ -74,6 +74,7 @@ class Motion:
             Further parts of the drawing that are shown at the end.
         """
         top = tops[0] - 5
+        middles = [each + height / 2 for each in tops]
         yield from self._curtain(top, bottom)
         line = path_data("M", self._axis.left, top, "V", bottom)
         yield group('class="now" display="none"', [path(paint("step"), line)])
@@ -81,9 +82,9 @@ class Motion:
         for index in range(math.ceil(end / self._step)):
             time = index * self._step
             delay = f'style="animation-delay:{_LEAD + time * self._seconds:.3f}s"'
-            figures = self._figures(panel, time, tops, height, baseline)
+            figures = self._figures(panel, time, middles, baseline)
             yield group(f'class="frame" display="none" {delay}', figures)
-        figures = self._figures(panel, end, tops, height, baseline)
+        figures = self._figures(panel, end, middles, baseline)
         gap = list(self._gap(panel, (top + bottom) / 2))
         yield group(f'class="end end-{len(self._ends)}"', [*figures, finished])
         if gap:  # after the line of the current time has crossed it
@@ -126,15 +127,10 @@ class Motion:
             yield path(paint("choice"), "".join(heads))
 
     def _figures(
-        self,
-        panel: Panel,
-        time: float,
-        tops: Sequence[float],
-        height: float,
-        baseline: float,
+        self, panel: Panel, time: float, middles: Sequence[float], baseline: float
     ) -> list[str]:
         """Return the time beside the name of a panel, with the bubble at the end, and
-        the idle time of each rank.
+        the idle time of each rank, at the middle of its boxes.
         """
         letters = self._letters
         right = self._axis.right
@@ -142,11 +138,11 @@ class Motion:
         if time < panel.timeline.makespan:
             role = "running"
         texts = [letters.draw(role, right, baseline, _running(panel, time))]
-        down = height / 2 + 0.35 * letters.size_of("peak")
+        down = 0.35 * letters.size_of("peak")
         x = right + letters.scaled(8)
-        for rank, top in enumerate(tops):
+        for rank, middle in enumerate(middles):
             idle = idle_label(panel.idle_until(rank, time), panel.timeline.unit)
-            texts.append(letters.draw("peak", x, top + down, idle))
+            texts.append(letters.draw("peak", x, middle + down, idle))
         return texts
 
     def style(self, name: str) -> str:
