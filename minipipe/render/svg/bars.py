@@ -127,8 +127,7 @@ class _BarsPage(NamedTuple):
             labels = (f"{name} {bar.label}" for name, bar in zip(self.names, bars))
             sentences.append(f"{head}: {', '.join(labels)}.")
         described = " ".join(sentences)
-        title = page.title or "Bars"
-        return page.document([*parts, *entries], bottom, title, described)
+        return page.document([*parts, *entries], bottom, "Bars", described)
 
     def _column(self, head: str, bars: Sequence[Bar], width: float) -> Iterator[str]:
         """Yield a column whose upper left corner is at 0, 0."""

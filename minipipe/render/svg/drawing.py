@@ -217,11 +217,11 @@ class _TimelinePage(Page):
             y += self.letters.line("tick")
         panels = self.panels
         captions = (f"{caption(it)}. {it.timeline.note}".strip() for it in panels)
-        title = self.title or f"Timeline of {', above '.join(self._names())}"
+        name = f"Timeline of {', above '.join(self._names())}"
         described = " ".join([*captions, *self.notes])
         if self.motion:
-            return self.document(parts, y, title, described, self.motion.style)
-        return self.document(parts, y, title, described)
+            return self.document(parts, y, name, described, self.motion.style)
+        return self.document(parts, y, name, described)
 
     def _names(self) -> list[str]:
         return [panel.timeline.name for panel in self.panels]

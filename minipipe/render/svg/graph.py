@@ -119,8 +119,7 @@ class _GraphPage(Page):
             f"{source} to {target}: {label}" for source, target, label in self.arrows
         )
         parts.append(moved(0, y + upper, drawn))
-        title = self.title or "A graph"
-        return self.document(parts, y + upper + bottom, title, described)
+        return self.document(parts, y + upper + bottom, "A graph", described)
 
     def _span(self, source: str, target: str) -> int:
         """Return how many columns an arrow goes to the right."""

@@ -235,7 +235,7 @@ class Page:
         self,
         parts: Iterable[str],
         bottom: float,
-        title: str,
+        name: str,
         described: str,
         motion: Callable[[str], str] | None = None,
     ) -> str:
@@ -246,26 +246,26 @@ class Page:
         parts : iterable of str
         bottom : float
             The lower edge of the drawing, in pixels.
-        title, described : str
-            For screen readers.
+        name, described : str
+            For screen readers. The title of the page comes before the name.
         motion : callable, optional
             The rules that move the drawing, from its id.
         """
         body = "".join(parts)
         width = self.width
         height = round(bottom + self.margin)
-        name = f"minipipe-{crc32(body.encode()):08x}"
-        style = style_sheet(name)
+        drawing = f"minipipe-{crc32(body.encode()):08x}"
+        style = style_sheet(drawing)
         if motion:
-            style += motion(name)
+            style += motion(drawing)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '
-            f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 '
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{drawing}" role="img" '
+            f'aria-labelledby="{drawing}-title {drawing}-description" viewBox="0 0 '
             f'{width} {height}" '
             f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" '
             f'font-size="{number(self.letters.size)}">'
-            f'<title id="{name}-title">{escaped(title)}</title>'
-            f'<desc id="{name}-description">{escaped(described)}</desc>'
+            f'<title id="{drawing}-title">{escaped(self.title or name)}</title>'
+            f'<desc id="{drawing}-description">{escaped(described)}</desc>'
             f"<style>{style}</style>"
             f'<rect {paint("ground")} width="{width}" height="{height}" '
             f'rx="4"/>{body}</svg>\n'

@@ -152,10 +152,8 @@ _LEAST_WIDTH = 480  # pixels
 _HEIGHT = 300  # of a panel
 _LEAST_BUBBLE = 1e-3  # a smaller one is drawn there: a logarithmic axis has no 0
 _RADIUS = 4.5  # of a mark
-_CROSS = (
-    f"M{-_RADIUS} {-_RADIUS}L{_RADIUS} {_RADIUS}M{-_RADIUS} {_RADIUS}L{_RADIUS} "
-    f"{-_RADIUS}"
-)
+_CROSS = polyline([(-_RADIUS, -_RADIUS), (_RADIUS, _RADIUS)])
+_CROSS += polyline([(-_RADIUS, _RADIUS), (_RADIUS, -_RADIUS)])
 _SQUARE = f"M{-_RADIUS} {-_RADIUS}H{_RADIUS}V{_RADIUS}H{-_RADIUS}Z"
 _MARKS = {
     "V": f"M{-_RADIUS - 0.5} {-_RADIUS}H{_RADIUS + 0.5}L0 {_RADIUS + 0.5}Z",
@@ -260,9 +258,7 @@ class _TradeoffPage(Page):
         """Return the whole document."""
         parts, y = self.head()
         for of_batch in self.batches:
-            ranks = counted(of_batch.num_ranks, "rank")
-            name = f"{ranks}, {counted(of_batch.num_microbatches, 'microbatch')}"
-            lines, y = self.text([("name", name)], y)
+            lines, y = self.text([("name", _name(of_batch))], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
         unit = "the memory unit of the costs"
@@ -276,8 +272,8 @@ class _TradeoffPage(Page):
             self._entries(legend), self.left, self.right, y + 22
         )
         described = " ".join([*map(_sentence, self.batches), *self.notes])
-        title = self.title or "Bubble over peak memory"
-        return self.document([*parts, *entries], bottom, title, described)
+        parts += entries
+        return self.document(parts, bottom, "Bubble over peak memory", described)
 
     # -- a panel -----------------------------------------------------------------------
 
@@ -400,13 +396,17 @@ class _TradeoffPage(Page):
                 yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
 
 
+def _name(of_batch: Tradeoff) -> str:
+    """Return the name of a panel."""
+    ranks = counted(of_batch.num_ranks, "rank")
+    return f"{ranks}, {counted(of_batch.num_microbatches, 'microbatch')}"
+
+
 def _sentence(of_batch: Tradeoff) -> str:
     """Describe a panel for screen readers."""
     counts = of_batch.counts_microbatches
     choices = "; ".join(_described(choice, counts) for choice in of_batch.choices)
-    ranks = counted(of_batch.num_ranks, "rank")
-    batch = counted(of_batch.num_microbatches, "microbatch")
-    return f"{ranks}, {batch}: {choices}."
+    return f"{_name(of_batch)}: {choices}."
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
