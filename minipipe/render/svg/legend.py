@@ -21,7 +21,7 @@ from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
 from minipipe.render.svg.elements import group, moved, path, path_data, polyline, rect
 from minipipe.render.svg.lanes import filled, slot
-from minipipe.render.svg.style import Letters, box_paint, paint
+from minipipe.render.svg.style import Page, box_paint, paint
 from minipipe.schedules import ActionKind, IdleCause
 
 _ASIDE = 0.4  # half the width of an arrowhead, relative to its length
@@ -131,11 +131,11 @@ class Entry(NamedTuple):
 
 
 class Legend:
-    """The entries of a legend at one font size.
+    """The entries of the legend of a page.
 
     Parameters
     ----------
-    letters : Letters
+    page : Page
 
     Attributes
     ----------
@@ -143,10 +143,11 @@ class Legend:
         The size of the picture of an entry, in pixels.
     """
 
-    def __init__(self, letters: Letters) -> None:
-        self._letters = letters
-        self.width = letters.scaled(_WIDTH)
-        self.height = letters.scaled(_HEIGHT)
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._letters = page.letters
+        self.width = page.letters.scaled(_WIDTH)
+        self.height = page.letters.scaled(_HEIGHT)
 
     def kinds(
         self, boxes: Iterable[tuple[ActionKind, int]], darker: str
@@ -209,12 +210,13 @@ class Legend:
             yield Entry("", LATE_RECEIPTS)
 
     def draw(
-        self, entries: Iterable[Entry], left: float, right: float, top: float
+        self, entries: Iterable[Entry], left: float, top: float
     ) -> tuple[list[str], float]:
         """Draw entries side by side, in as many lines as they need; return them and
         their lower edge.
         """
         letters = self._letters
+        right = self._page.right
         drawn = []
         x = left
         y = top

@@ -193,6 +193,11 @@ class Page:
     title : str or None
     notes : sequence of str
     letters : Letters
+
+    Attributes
+    ----------
+    margin, right : int
+        The x coordinates between which it draws.
     """
 
     def __init__(
@@ -203,6 +208,7 @@ class Page:
         self.notes = note_lines(notes)
         self.letters = letters
         self.margin = letters.scaled(_MARGIN)
+        self.right = width - self.margin
 
     def head(self) -> tuple[list[str], float]:
         """Draw the title and the notes; return them and their lower edge."""

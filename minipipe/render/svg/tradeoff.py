@@ -227,26 +227,22 @@ def draw_tradeoff(
     Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check(
         "width", width
     )
-    return _TradeoffPage(drawn, width, title, notes).drawn()
+    page = Page(width, title, notes, Letters(DEFAULT_SIZE))
+    return _TradeoffPage(page, drawn).drawn()
 
 
-class _TradeoffPage(Page):
+class _TradeoffPage:
     """The page of trade-offs: panels above each other on common axes, between ``left``
     and ``right``.
     """
 
-    def __init__(
-        self,
-        drawn: Sequence[Tradeoff],
-        width: int,
-        title: str | None,
-        notes: Sequence[str],
-    ) -> None:
-        super().__init__(width, title, notes, Letters(DEFAULT_SIZE))
+    def __init__(self, page: Page, drawn: Sequence[Tradeoff]) -> None:
+        self.page = page
+        self.letters = page.letters
         self.batches = drawn
         self.choices = [choice for of_batch in drawn for choice in of_batch.choices]
-        self.left = self.margin + 52
-        self.right = width - self.margin
+        self.left = page.margin + 52
+        self.right = page.right
         points = [(choice.memory, choice.bubble) for choice in self.choices]
         for of_batch in drawn:
             points += chain(*of_batch.bounds.values())
@@ -256,9 +252,9 @@ class _TradeoffPage(Page):
 
     def drawn(self) -> str:
         """Return the whole document."""
-        parts, y = self.head()
+        parts, y = self.page.head()
         for of_batch in self.batches:
-            lines, y = self.text([("name", _name(of_batch))], y)
+            lines, y = self.page.text([("name", _name(of_batch))], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
         unit = "the memory unit of the costs"
@@ -267,13 +263,12 @@ class _TradeoffPage(Page):
         label = f"peak of the fullest rank, in {unit}"
         middle = (self.left + self.right) / 2
         parts.append(self.letters.draw("tick", middle, y + 4, label))
-        legend = Legend(self.letters)
-        entries, bottom = legend.draw(
-            self._entries(legend), self.left, self.right, y + 22
-        )
-        described = " ".join([*map(_sentence, self.batches), *self.notes])
+        legend = Legend(self.page)
+        entries, bottom = legend.draw(self._entries(legend), self.left, y + 22)
+        described = " ".join([*map(_sentence, self.batches), *self.page.notes])
         parts += entries
-        return self.document(parts, bottom, "Bubble over peak memory", described)
+        name = "Bubble over peak memory"
+        return self.page.document(parts, bottom, name, described)
 
     # -- a panel -----------------------------------------------------------------------
 
@@ -322,7 +317,7 @@ class _TradeoffPage(Page):
             yield self.letters.draw("reading", left - 7, y, f"{100 * bubble:g} %")
         label = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
         yield (
-            f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) '
+            f'<g transform="translate({self.page.margin} {_HEIGHT / 2:g}) '
             f'rotate(-90)">{label}</g>'
         )
 
