@@ -157,15 +157,11 @@ def places_of(
     return places
 
 
-def are_near(
-    spans: Sequence[Span],
-    places: Sequence[tuple[int, int]],
-    start: float,
-    columns: Columns,
-) -> bool:
-    """Return whether positions and lengths are nearly to scale: within a thirtieth of
-    the total.
+def are_near(spans: Sequence[Span], start: float, columns: Columns) -> bool:
+    """Return whether the columns of spans are nearly to scale: positions and lengths
+    within a thirtieth of the total.
     """
+    places = places_of(spans, start, columns)
     tolerance = max(2, columns.total // 30)
     drifts = (
         abs(first - columns.column(span.start - start))
@@ -609,7 +605,4 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
 def _is_to_scale(panel: Panel, columns: Columns) -> bool:
     start = panel.timeline.start
     rows = map(drawn_spans, panel.timeline.spans)
-    return all(
-        are_near(spans, places_of(spans, start, columns), start, columns)
-        for spans in rows
-    )
+    return all(are_near(spans, start, columns) for spans in rows)

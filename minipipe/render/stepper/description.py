@@ -436,15 +436,10 @@ def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
-    names = ("source", "destination", "sent", "arrived")
-    about = {name: getattr(message, name) for name in names}
-    has_arrived = message.arrived <= time
-    return {
-        "value": str(message.value),
-        "used_by": str(message.used_by),
-        **about,
-        "has_arrived": has_arrived,
-    }
+    data = message._asdict()
+    del data["was_awaited"], data["size"]
+    actions = {name: str(data[name]) for name in ("value", "used_by")}
+    return {**data, **actions, "has_arrived": message.arrived <= time}
 
 
 _FIGURES = ("makespan", "bubble_fraction", "peak_activations", "peak_memory")

@@ -324,15 +324,13 @@ class Frame:
         return [" ".join(coming[:count]) for count in (3, 2, 1)]
 
     def _coloured(self, rank: int, state: RankState, text: str) -> str:
-        if not self.colour:
-            return text
         if state.activity is Activity.STUCK:
-            return paint(text, ALARM)
+            return self._painted(text, ALARM)
         if state.activity is Activity.RUNS and state.action is not None:
             length = len(str(state.action))
             chunk = self.strip.panel.chunk_of(rank, state.action)
             colours = ground(state.action.kind, chunk)
-            return paint(text[:length], colours) + text[length:]
+            return self._painted(text[:length], colours) + text[length:]
         return text
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes
@@ -134,17 +134,14 @@ def problems_of(
     """Return the problems that the verifier finds; raise its error if the walk cannot
     even begin.
     """
+    of_stages: dict[str, Any] = {}
+    if memory is not None:  # otherwise the limit counts pairs
+        n = schedule.num_stages
+        of_slices = costs.sliced(schedule.num_slices)
+        of_stages["weights"] = of_slices.weight_memory(n)
+        of_stages["keys_values"] = of_slices.by_stage("keys_values", n)
     try:
-        if memory is None:  # the limit counts pairs
-            verify(schedule, memory_limit)
-        else:
-            n = schedule.num_stages
-            of_slices = costs.sliced(schedule.num_slices)
-            weights = of_slices.weight_memory(n)
-            keys_values = of_slices.by_stage("keys_values", n)
-            verify(
-                schedule, memory_limit, memory, weights=weights, keys_values=keys_values
-            )
+        verify(schedule, memory_limit, memory, **of_stages)
     except ScheduleError as error:
         if error.code == "value":
             raise
