@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from minipipe.core.schedules.action import REDUCE_GRAD, Action, L
-from minipipe.core.specs import SCHEDULE_NUMBER
+from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import misuse
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import (
@@ -384,13 +384,10 @@ def chosen_snapshots(
             raise misuse(f"{reason}; choose one of these.")
         chosen = {"--at": at}
     count = len(walkthrough)
+    expected = f"a step from 0 to {count - 1}, or from -1 to {-count} from the end"
+    step = SCHEDULE_COUNT._replace(minimum=-count, maximum=count - 1, expected=expected)
     for option, number in chosen.items():
-        if not -count <= number < count:
-            raise SCHEDULE_NUMBER.refusal(
-                option,
-                number,
-                f"a step from 0 to {count - 1}, or from -1 to {-count} from the end",
-            )
+        step.check(option, number)
     numbers = [number % count for number in chosen.values()]
     if numbers[-1] < numbers[0]:
         reason = f"--from is {first} and --to is {last}"

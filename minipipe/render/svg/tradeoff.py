@@ -28,6 +28,9 @@ _CROSSED = 2.5
 _MISTAKEN = 3.5
 
 
+Point = tuple[float, float]  # x and y
+
+
 class Box(NamedTuple):
     """A rectangle, in pixels."""
 
@@ -65,14 +68,14 @@ class Callout(NamedTuple):
     rows: int
 
     @property
-    def near_end(self) -> tuple[float, float]:
+    def near_end(self) -> Point:
         """The end of the name that faces its point."""
         side = self.box.right if self.is_left else self.box.left
         return side, (self.box.top + self.box.bottom) / 2
 
 
 def place_names(
-    points: Sequence[tuple[float, float]],
+    points: Sequence[Point],
     widths: Sequence[float],
     height: float,
     gap: float,
@@ -120,10 +123,7 @@ def place_names(
 
 
 def _cost(
-    place: Callout,
-    point: tuple[float, float],
-    points: Sequence[tuple[float, float]],
-    lines: Sequence[Box],
+    place: Callout, point: Point, points: Sequence[Point], lines: Sequence[Box]
 ) -> float:
     """Return how bad a place is, in rows away from its point."""
     is_crossed = any(map(place.box.overlaps, lines))
@@ -294,7 +294,7 @@ class _TradeoffPage:
             title = f"<title>{escaped(_described(choice, of_batch.counts_microbatches))}</title>"
             yield moved(x, y, [title, _mark(choice.placement, choice.is_searched)])
 
-    def _point(self, choice: TradeoffPoint) -> tuple[float, float]:
+    def _point(self, choice: TradeoffPoint) -> Point:
         return self.x.at(choice.memory), self.y.at(choice.bubble)
 
     def _grid(self) -> Iterator[str]:
@@ -321,9 +321,7 @@ class _TradeoffPage:
             f'rotate(-90)">{label}</g>'
         )
 
-    def _steps(
-        self, corners: Sequence[tuple[float, float]]
-    ) -> list[tuple[float, float]]:
+    def _steps(self, corners: Sequence[Point]) -> list[Point]:
         """Return the points of a curve of steps through its corners: from the upper
         edge, and on to the right edge.
         """
@@ -343,7 +341,7 @@ class _TradeoffPage:
         label.
         """
         shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
-        labels: list[tuple[tuple[float, float], str]] = []
+        labels: list[tuple[Point, str]] = []
         for point, alike in groupby(shown, self._point):
             names = (choice.name for choice in alike if not choice.is_searched)
             labels.append((point, ", ".join(names)))
@@ -356,7 +354,7 @@ class _TradeoffPage:
             if label and callout is not None:
                 yield self._name(point, label, callout)
 
-    def _name(self, point: tuple[float, float], label: str, callout: Callout) -> str:
+    def _name(self, point: Point, label: str, callout: Callout) -> str:
         box = callout.box
         near, middle = callout.near_end
         parts = []
@@ -414,9 +412,7 @@ def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
     return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"
 
 
-def _between(
-    point: tuple[float, float], end: tuple[float, float]
-) -> list[tuple[float, float]]:
+def _between(point: Point, end: Point) -> list[Point]:
     """Return the ends of a line from the edge of a mark to its name."""
     x, y = point
     end_x, end_y = end
@@ -432,7 +428,7 @@ def _line(name: str, data: str) -> str:
     return path(f"{paint(name)}{dashes}", data)
 
 
-def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
+def _around(start: Point, end: Point) -> Box:
     """Return the rectangle that a horizontal or vertical line takes, with a pixel on
     each side.
     """
