@@ -393,15 +393,9 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
             first = round(columns.column(start - panel.timeline.start))
             last = round(columns.column(end - panel.timeline.start))
             cells += [_EMPTY] * (last - len(cells))
-            length = last - first
-            if action.kind is ActionKind.REDUCE_GRAD:
-                chunk = panel.chunk_of(rank, action)
-                fill = ground(action.kind, chunk, is_label=False)
-                cells[first:last] = [(FILL[action.kind], fill)] * length
-            else:
-                cells[first:last] = action_cells(
-                    panel, rank, action, length, columns.names_stages
-                )
+            cells[first:last] = action_cells(
+                panel, rank, action, last - first, columns.names_stages
+            )
         for kind, cells in lanes.items():
             yield f"  {_BESIDE.get(kind, kind.lower()[:4])}", cells
 
@@ -435,12 +429,15 @@ def action_cells(
     """Return the cells of an action: as much of its label as fits, and its fill; for a
     future action, only the label.
 
-    The forward of an overlapped pair ends in ``&``.
+    The forward of an overlapped pair ends in ``&``. A gradient all-reduce has a lane
+    with a name, and no label.
     """
     mark = ""
     if action.kind is ActionKind.FORWARD and action in panel.overlapped and length > 1:
         mark = "&"
     texts = labels(panel, rank, action, names_stages)
+    if action.kind is ActionKind.REDUCE_GRAD:
+        texts = []
     label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
