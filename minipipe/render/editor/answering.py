@@ -262,7 +262,7 @@ class Editor:
         """Place an action at the end of a row: the argument, the next of a kind, or the
         one that is ready.
         """
-        choices = self._choices(self._rank(rank))
+        choices = self.sight.choices[self._rank(rank)]
         if action is not None:
             chosen = Action.parse(json_value(action, str, "the action"))
         else:
@@ -324,9 +324,6 @@ class Editor:
 
     def _rank(self, rank: Any) -> int:
         return INDEX._replace(maximum=len(self.draft.rows) - 1).check("The rank", rank)
-
-    def _choices(self, rank: int) -> list[Any]:
-        return self.sight.choices[rank]
 
     def _check_fits_puzzle(self, draft: Draft) -> None:
         puzzle = self.draft

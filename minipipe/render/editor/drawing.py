@@ -164,8 +164,7 @@ class Sight:
             return data
         data["sentences"]["finished"] = "has nothing placed from here on"
         panel["criticalPath"] = []
-        messages = sorted(self.timeline.messages, key=lambda message: message.sent)
-        pairs = zip(panel["messages"], messages)
+        pairs = zip(panel["messages"], self.timeline.messages)
         panel["messages"] = [row for row, sent in pairs if sent.value in placed]
         for rank, end, row in zip(panel["ranks"], self.ends, self.draft.rows):
             rank["actions"] = rank["actions"][: len(row)]

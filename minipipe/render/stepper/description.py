@@ -199,11 +199,8 @@ def shows_memory(walkthrough: Walkthrough) -> bool:
     the size of activations.
     """
     costs = walkthrough.costs
-    return (
-        costs.activation != 1
-        or costs.weight_activation is not None
-        or costs.transient_activation != 0
-    )
+    sizes = (costs.activation, costs.weight_activation, costs.transient_activation)
+    return sizes != (1, None, 0)
 
 
 def describe_transit(

@@ -369,7 +369,8 @@ class Walkthrough:
         time = self._times[max(0, number - 1)]
         ranks = range(self.program.num_ranks)
         states = tuple(self._state(rank, number, time) for rank in ranks)
-        return Snapshot(number, time, event, states, self._messages_at(number))
+        messages = (it for first, last, it in self._messages if first <= number < last)
+        return Snapshot(number, time, event, states, tuple(messages))
 
     def __iter__(self) -> Iterator[Snapshot]:
         return map(self.__getitem__, range(len(self)))
@@ -489,10 +490,6 @@ class Walkthrough:
         return action in self._first and self.events[self._first[action]].start <= time
 
     # -- messages ----------------------------------------------------------------------
-
-    def _messages_at(self, number: int) -> tuple[Message, ...]:
-        known = self._messages
-        return tuple(it for first, last, it in known if first <= number < last)
 
     def _gives_message(self, event: Event) -> bool:
         """Whether a value of an action travels to another stage, and no SEND of its own
