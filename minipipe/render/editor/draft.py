@@ -169,19 +169,20 @@ class Draft:
         try:
             verify(self.whole, memory_limit)
         except ScheduleError as error:
-            # Only the missing actions may exceed the limit, and the reader did not
-            # place them.
-            late = (
-                p.code is Code.MEMORY and p.step >= len(self.rows[p.rank])  # type: ignore[index, operator]
-                for p in error.problems
-            )
-            first = next(
-                (p for p, is_late in zip(error.problems, late) if not is_late), None
-            )
+            first = next((p for p in error.problems if not self._is_late(p)), None)
             if first is not None and first.code is Code.ORDER:
                 return self._unmet(first.rank, first.step) or first  # type: ignore[arg-type]
             return first
         return None
+
+    def _is_late(self, problem: Problem) -> bool:
+        """Return whether only the missing actions exceed the memory limit, which the
+        reader did not place.
+        """
+        if problem.code is not Code.MEMORY:
+            return False
+        assert problem.rank is not None and problem.step is not None
+        return problem.step >= len(self.rows[problem.rank])
 
     def refusal(
         self, rank: int, action: Action, memory_limit: float | None = None

@@ -155,12 +155,10 @@ _RADIUS = 4.5  # of a mark
 _CROSS = polyline([(-_RADIUS, -_RADIUS), (_RADIUS, _RADIUS)])
 _CROSS += polyline([(-_RADIUS, _RADIUS), (_RADIUS, -_RADIUS)])
 _SQUARE = f"M{-_RADIUS} {-_RADIUS}H{_RADIUS}V{_RADIUS}H{-_RADIUS}Z"
+_ARC = f"A{_RADIUS} {_RADIUS} 0 1 1"  # half of a circle
 _MARKS = {
     "V": f"M{-_RADIUS - 0.5} {-_RADIUS}H{_RADIUS + 0.5}L0 {_RADIUS + 0.5}Z",
-    "straight": (
-        f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 "
-        f"1 {-_RADIUS} 0Z"
-    ),
+    "straight": f"M{-_RADIUS} 0{_ARC} {_RADIUS} 0{_ARC} {-_RADIUS} 0Z",
 }
 _GAP = 8  # from the middle of a mark to its name
 _DASHES = {"straight": "6 3", "V": "2 2.5"}
