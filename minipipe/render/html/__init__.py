@@ -54,7 +54,6 @@ from minipipe.schedules.simulation.timeline import Timeline, by_rank
 
 __all__ = ["draw_html"]
 
-_SENT = attrgetter("sent")
 _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destination}")
 
 
@@ -118,16 +117,14 @@ def player_data(panels: Sequence[Panel]) -> dict[str, Any]:
 def _panel(panel: Panel) -> dict[str, Any]:
     timeline = panel.timeline
     places = [{span: index for index, span in enumerate(row)} for row in timeline.spans]
+    messages = sorted(timeline.messages, key=attrgetter("sent"))
     return {
         "name": timeline.name,
         "memoryUnit": timeline.memory_unit,
         "pairs": panel.pairs or 1,
         "lanes": panel.kinds_beside(),
         "ranks": [_rank(panel, rank) for rank in range(timeline.num_ranks)],
-        "messages": [
-            _message(timeline, message)
-            for message in sorted(timeline.messages, key=_SENT)
-        ],
+        "messages": [_message(timeline, message) for message in messages],
         "criticalPath": [
             [rank, places[rank][span]] for rank, span in timeline.critical_path
         ],

@@ -122,9 +122,7 @@ def draw_svg(
     panels = panels_of(drawn)
     _FONT_SIZE.check("font_size", font_size)
     least = math.ceil(_LEAST_WIDTH * font_size)
-    expected = f"{least} to {MOST_PIXELS} pixels with a font_size of {font_size:g}"
-    fitting = Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected)
-    fitting.check("width", width)
+    Page.check_width(width, least, f" with a font_size of {font_size:g}")
     if animated:
         title = title or heading(panels)
         notes = [*note_lines(notes), *filter(None, [unit_note(panels)])]

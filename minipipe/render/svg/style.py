@@ -17,7 +17,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from minipipe.core.schedules.action import ActionKind
-from minipipe.io import escaped, note_lines
+from minipipe.core.specs import Spec
+from minipipe.io import MOST_PIXELS, escaped, note_lines
 from minipipe.render.layout import number, text_width, wrapped
 from minipipe.render.palette import DARK, LIGHT, fill_of, shade
 
@@ -209,6 +210,13 @@ class Page:
         self.letters = letters
         self.margin = letters.scaled(_MARGIN)
         self.right = width - self.margin
+
+    @staticmethod
+    def check_width(width: float, least: int, remark: str = "") -> None:
+        """Refuse a width below the least, or beyond what viewers can show."""
+        expected = f"{least} to {MOST_PIXELS} pixels{remark}"
+        spec = Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected)
+        spec.check("width", width)
 
     def head(self) -> tuple[list[str], float]:
         """Draw the title and the notes; return them and their lower edge."""

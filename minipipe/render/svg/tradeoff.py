@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, pairwise, starmap
 from typing import NamedTuple
 
-from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted
-from minipipe.io import MOST_PIXELS, escaped
+from minipipe.io import escaped
 from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.elements import moved, path, path_data, polyline, rect
 from minipipe.render.svg.legend import Entry, Legend
@@ -221,10 +220,7 @@ def draw_tradeoff(
     """
     if not drawn:
         raise ArgumentError("Nothing to draw; expected at least one Tradeoff.")
-    pixels = f"{_LEAST_WIDTH} to {MOST_PIXELS} pixels"
-    Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check(
-        "width", width
-    )
+    Page.check_width(width, _LEAST_WIDTH)
     page = Page(width, title, notes, Letters(DEFAULT_SIZE))
     return _TradeoffPage(page, drawn).drawn()
 
