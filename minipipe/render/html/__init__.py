@@ -476,11 +476,10 @@ def _heading(panel: Panel) -> str:
 
 def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
     yield from panel.figures
-    if panel.timeline.peak_memory is not None:
-        unit = panel.timeline.memory_unit
-        peaks = by_rank(
-            panel.timeline.peak_memory, lambda peak: format_memory(peak, unit)
-        )
+    timeline = panel.timeline
+    if timeline.peak_memory is not None:
+        unit = timeline.memory_unit
+        peaks = by_rank(timeline.peak_memory, lambda peak: format_memory(peak, unit))
         if unit != "bytes":
             peaks += f" {unit}"
         yield "peak memory by rank", peaks

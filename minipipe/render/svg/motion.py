@@ -165,15 +165,13 @@ class Motion:
             f"{ends}{{opacity:1;transform:{across}}}{after},100%{{opacity:0;transform:{across}}}",
             "frame": f"0%{{opacity:1}}{frame:.4f}%,100%{{opacity:0}}",
         }
-        for index, end in enumerate(self._ends):
-            finished = f"{number(100 * (_LEAD + end * self._seconds) / total)}%"
-            frames[f"end-{index}"] = (
-                f"0%{{opacity:1}}{begins}{{opacity:0}}{finished},100%{{opacity:1}}"
-            )
+        back = {f"end-{index}": end for index, end in enumerate(self._ends)}
         if max(self._ends) > min(self._ends):
-            frames["saved"] = (
-                f"0%{{opacity:1}}{begins}{{opacity:0}}{ends},100%{{opacity:1}}"
-            )
+            back["saved"] = max(self._ends)
+        away = f"0%{{opacity:1}}{begins}{{opacity:0}}"
+        for each, end in back.items():
+            at = number(100 * (_LEAD + end * self._seconds) / total)
+            frames[each] = f"{away}{at}%,100%{{opacity:1}}"
         hidden = ",".join(f"#{name} .{each}" for each in ("frame", "end", "saved"))
         moving = ",".join(f"#{name} .{each}" for each in ("curtain", "now", "frame"))
         shown = f"{moving}{{display:inline}}{hidden}{{opacity:0}}"

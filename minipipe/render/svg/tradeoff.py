@@ -271,16 +271,12 @@ class _TradeoffPage:
         highest.
         """
         yield from self._grid()
-        bounds = {
-            name: self._steps(corners) for name, corners in of_batch.bounds.items()
-        }
-        for name, steps in bounds.items():
-            yield _line(name, polyline(steps))
         best = pareto_front(of_batch.choices)
-        front = self._steps([(choice.memory, choice.bubble) for choice in best])
-        yield _line("front", polyline(front))
+        front = [(choice.memory, choice.bubble) for choice in best]
         lines: list[Box] = []
-        for steps in (*bounds.values(), front):
+        for name, corners in (*of_batch.bounds.items(), ("front", front)):
+            steps = self._steps(corners)
+            yield _line(name, polyline(steps))
             lines += starmap(_around, pairwise(steps))
         yield from self._names(of_batch.choices, lines)
         for choice in of_batch.choices:
