@@ -134,7 +134,7 @@ class Panel:
         """The figures of a caption, each with its name."""
         return self.timeline.figures(self.pairs)
 
-    @property
+    @cached_property
     def held_activations(self) -> tuple[tuple[float, ...], ...]:
         """The activations held after each span, by rank."""
         rows = self.timeline.held_activations

@@ -363,11 +363,7 @@ def draw_text(
         message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
         problem = f"{message} Choose the format svg, html or perfetto"
         raise ArgumentError(f"{problem}, which have no columns.")
-    rows = [list(_named_rows(panel, columns)) for panel in panels]
-    bands = [
-        _band(panels, rows, first, columns, margin, colour)
-        for first in range(0, columns.total, columns.band)
-    ]
+    bands = _bands(panels, columns, margin, colour)
     captions = (_filled(line, max(width, 80)) for line in _captions(panels, columns))
     key = legend(panels, columns, max(width, 80), colour)
     return "\n".join(["\n\n".join(bands), *key, *captions])
@@ -553,31 +549,28 @@ def _ticks(start: float, end: float, least_step: float) -> Iterator[float]:
         yield float(f"{count * step:.12g}")
 
 
-def _band(
-    panels: Sequence[Panel],
-    rows: Sequence[Sequence[tuple[str, list[Cell]]]],
-    first: int,
-    columns: Columns,
-    margin: int,
-    colour: bool,
-) -> str:
-    """Draw one band of columns: an axis, and below it all panels that extend into the
-    band.
+def _bands(
+    panels: Sequence[Panel], columns: Columns, margin: int, colour: bool
+) -> Iterator[str]:
+    """Draw the bands of columns: in each an axis, and below it all panels that extend
+    into the band.
     """
-    lines = []
-    last = first + columns.band
-    if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
-        lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
-    for panel, named in zip(panels, rows):
-        if first and not any(len(row) > first for _, row in named):
-            continue
-        if len(panels) > 1:
-            lines.append(" " * margin + title(panel.timeline))
-        for name, row in named:
-            cells = row[first:last]
-            if name.startswith("rank") or any(cell != _EMPTY for cell in cells):
-                lines.append(name.ljust(margin) + paint_cells(cells, colour))
-    return "\n".join(lines)
+    rows = [list(_named_rows(panel, columns)) for panel in panels]
+    for first in range(0, columns.total, columns.band):
+        lines = []
+        last = first + columns.band
+        if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
+            lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
+        for panel, named in zip(panels, rows):
+            if first and not any(len(row) > first for _, row in named):
+                continue
+            if len(panels) > 1:
+                lines.append(" " * margin + title(panel.timeline))
+            for name, row in named:
+                cells = row[first:last]
+                if name.startswith("rank") or any(cell != _EMPTY for cell in cells):
+                    lines.append(name.ljust(margin) + paint_cells(cells, colour))
+        yield "\n".join(lines)
 
 
 def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:

@@ -125,34 +125,6 @@ class Snapshot(NamedTuple):
     messages: tuple[Message, ...]
 
 
-def problems_of(
-    schedule: ActionTable,
-    memory_limit: float | Sequence[float] | None,
-    memory: Footprint | None,
-    costs: Costs,
-) -> tuple[Problem, ...]:
-    """Return the problems that the verifier finds; raise its error if the walk cannot
-    even begin.
-    """
-    of_stages: dict[str, Any] = {}
-    if memory is not None:  # otherwise the limit counts pairs
-        n = schedule.num_stages
-        of_slices = costs.sliced(schedule.num_slices)
-        of_stages["weights"] = of_slices.weight_memory(n)
-        of_stages["keys_values"] = of_slices.by_stage("keys_values", n)
-    try:
-        verify(schedule, memory_limit, memory, **of_stages)
-    except ScheduleError as error:
-        if error.code == "value":
-            raise
-        try:
-            walk(schedule)
-        except ScheduleError:
-            raise error from None
-        return error.problems
-    return ()
-
-
 def timeline_in_rounds(walked: Walk) -> Timeline:
     """Return the timeline of a walk until it gets stuck, with actions of one round. Its
     peaks are not computed.
@@ -271,7 +243,7 @@ class Walkthrough:
         check_costs(costs)
         self.schedule = schedule
         self.costs = costs or Costs()
-        self.problems = problems_of(schedule, memory_limit, memory, self.costs)
+        self.problems = self._problems(memory_limit, memory)
         self.is_timed = all(problem.code == "memory" for problem in self.problems)
         self.program = schedule
         if self.is_timed and self.costs.sends_block:
@@ -298,6 +270,31 @@ class Walkthrough:
             self._indices[event.rank].append(at)
             self._first.setdefault(event.action, at)
         self._times = [*(event.start for event in self.events), self.timeline.end]
+
+    def _problems(
+        self, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+    ) -> tuple[Problem, ...]:
+        """Return the problems that the verifier finds; raise its error if the walk
+        cannot even begin.
+        """
+        schedule = self.schedule
+        of_stages: dict[str, Any] = {}
+        if memory is not None:  # otherwise the limit counts pairs
+            n = schedule.num_stages
+            of_slices = self.costs.sliced(schedule.num_slices)
+            of_stages["weights"] = of_slices.weight_memory(n)
+            of_stages["keys_values"] = of_slices.by_stage("keys_values", n)
+        try:
+            verify(schedule, memory_limit, memory, **of_stages)
+        except ScheduleError as error:
+            if error.code == "value":
+                raise
+            try:
+                walk(schedule)
+            except ScheduleError:
+                raise error from None
+            return error.problems
+        return ()
 
     def _held(self) -> list[list[tuple[Held, Held]]]:
         """Return, by rank and position, the pairs held while an action runs and after
