@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import product, starmap
 from operator import attrgetter
 from string import Template
 from typing import Any, NamedTuple, cast
@@ -24,11 +24,10 @@ from minipipe.render.descriptions import (
     LATE_RECEIPTS,
     OVERLAPPED,
     SENT,
-    darker_label,
+    box_entries,
     describe_action,
     describe_message,
     describe_wait,
-    entries_of,
     format_memory,
     held_label,
     origin,
@@ -41,7 +40,6 @@ from minipipe.render.palette import (
     LIGHT,
     Fill,
     Theme,
-    chunks_by_kind,
     fill_of,
     shade,
 )
@@ -413,12 +411,8 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
             drawn += [each.action for each in panel.beside(rank)]
             boxes |= {(it.kind, panel.chunk_of(rank, it)) for it in drawn}
             causes |= {idle.cause for idle in panel.timeline.idle[rank]}
-    shades = chunks_by_kind(boxes)
-    for kinds, words in entries_of(shades):
-        swatches = (_swatch(kinds[0], chunk) for chunk in shades[kinds[0]])
-        yield _entry("".join(swatches), f"{', '.join(kinds)} {words}")
-    if any(chunk for _, chunk in boxes):
-        yield _entry("", darker_label(panels))
+    for shades, text in box_entries(boxes, panels):
+        yield _entry("".join(starmap(_swatch, shades)), text)
     if any(panel.overlapped for panel in panels):
         yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
     for cause in (cause for cause in HATCH if cause in causes):

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, starmap
 
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.specs import Spec
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import (
+    box_entries,
     caption,
-    darker_label,
     figures,
     held_label,
     ways_of,
@@ -312,7 +312,7 @@ class _TimelinePage:
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        yield from legend.kinds(self.boxes, darker_label(self.panels))
+        yield from starmap(legend.shades, box_entries(self.boxes, self.panels))
         if any(len(run) > 1 for lane in self.rows for run in lane.runs):
             yield legend.runs()
         if any(panel.overlapped for panel in self.panels):

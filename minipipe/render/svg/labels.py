@@ -134,13 +134,11 @@ class Labels:
         for lane in lanes:
             for action, start, end in lane.spans:
                 self._widths[action.kind].append((end - start) * self._scale)
+                measured = action
+                if not action.kind.is_of_rank:
+                    measured = action._replace(kind=widest)
                 for form in _FORMS:
-                    if action.kind.is_of_rank:
-                        self._longest[action.kind, form] = text_width(action.kind, 1)
-                        continue
-                    width = text_width(
-                        _written(lane, action._replace(kind=widest), form), 1
-                    )
+                    width = text_width(_written(lane, measured, form), 1)
                     longest = self._longest[action.kind, form]
                     self._longest[action.kind, form] = max(longest, width)
 

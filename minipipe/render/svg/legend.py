@@ -13,11 +13,9 @@ from minipipe.render.descriptions import (
     SENT,
     WAYS,
     describe_message,
-    entries_of,
     way_of,
 )
 from minipipe.render.layout import Axis, number, wrapped
-from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
 from minipipe.render.svg.elements import group, moved, path, path_data, polyline, rect
 from minipipe.render.svg.lanes import filled, slot
@@ -149,23 +147,13 @@ class Legend:
         self.width = page.letters.scaled(_WIDTH)
         self.height = page.letters.scaled(_HEIGHT)
 
-    def kinds(
-        self, boxes: Iterable[tuple[ActionKind, int]], darker: str
-    ) -> Iterator[Entry]:
-        """Yield the kinds of action, each with the shades of its chunks, and the
-        meaning of darker shades.
-        """
-        chunks_of = chunks_by_kind(boxes)
-        for kinds, description in entries_of(chunks_of):
-            kind = kinds[0]
-            width = self.width / len(chunks_of[kind])
-            shades = (
-                rect(box_paint(kind, chunk), width, self.height, x=i * width)
-                for i, chunk in enumerate(chunks_of[kind])
-            )
-            yield Entry("".join(shades), f"{', '.join(kinds)} {description}")
-        if any(map(any, chunks_of.values())):
-            yield Entry("", darker)
+    def shades(self, boxes: Sequence[tuple[ActionKind, int]], text: str) -> Entry:
+        """Return the entry of a kind of action, with the shades of its chunks."""
+        drawn = ""
+        for i, (kind, chunk) in enumerate(boxes):
+            width = self.width / len(boxes)
+            drawn += rect(box_paint(kind, chunk), width, self.height, x=i * width)
+        return Entry(drawn, text)
 
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
         """Yield the causes of idle time, each with its hatching."""
