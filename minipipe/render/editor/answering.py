@@ -77,19 +77,23 @@ class Editor:
     def __init__(
         self, draft: Draft | None = None, costs: str = "", file: Path | None = None
     ) -> None:
-        self.draft = draft or Draft.of(build("1f1b", 4, 8))
+        self._begin(draft or Draft.of(build("1f1b", 4, 8)))
+        self.costs_text = costs
+        self.costs = read_costs(costs)
+        self.file = file
+        self._sight: Sight | None = None
+        self._par: Par | None = None
+
+    def _begin(self, draft: Draft) -> None:
+        """Take a draft, without a history, a limit or a puzzle."""
+        self.draft = draft
         # Tuples: a message changes state only by assignment, so a change can be undone.
         self.past: tuple[Draft, ...] = ()
         self.future: tuple[Draft, ...] = ()
-        self.costs_text = costs
-        self.costs = read_costs(costs)
-        self.limit: int | None = None
-        self.halves = _has_halves(self.draft)
+        self.halves = _has_halves(draft)
         self.puzzle = 0
-        self.file = file
+        self.limit: int | None = None
         self.search: Search | None = None
-        self._sight: Sight | None = None
-        self._par: Par | None = None
 
     # -- messages and answers ----------------------------------------------------------
 
@@ -237,15 +241,6 @@ class Editor:
         fresh.puzzle = puzzle
         vars(self).update(vars(fresh))
         return self.do_show("This is the schedule of the address.")
-
-    def _begin(self, draft: Draft) -> None:
-        self.draft = draft
-        self.past = ()
-        self.future = ()
-        self.halves = _has_halves(draft)
-        self.puzzle = 0
-        self.limit = None
-        self.search = None
 
     # -- editing -----------------------------------------------------------------------
 

@@ -320,15 +320,15 @@ def page_of(
     """Return the page of the player for some panels with their data, and with more
     around it.
     """
-    player = [_file(f"{name}.js") for name in _SCRIPTS]
+    player = [file_text(f"html/{name}.js") for name in _SCRIPTS]
     scripts = [_CONSTANTS, *player, *more.scripts]
     headings = [""] * len(panels)
     if len(panels) > 1:
         headings = list(map(_heading, panels))
-    return Template(_file("player.html")).substitute(
+    return Template(file_text("html/player.html")).substitute(
         title=escaped(title),
         notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
-        style="\n".join((_themes(), _file("player.css"), more.style)),
+        style="\n".join((_themes(), file_text("html/player.css"), more.style)),
         legend=legend(panels),
         charts="".join(map(_chart, panels, headings)),
         moments="".join(map(_moment, panels, headings)),
@@ -351,8 +351,9 @@ def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
     )
 
 
-def _file(name: str) -> str:
-    return package_text(f"render/html/{name}").strip()
+def file_text(name: str) -> str:
+    """Return the text of a file in the folder of drawings."""
+    return package_text(f"render/{name}").strip()
 
 
 def as_json(data: object) -> str:
