@@ -116,10 +116,10 @@ def fit_columns(panels: Sequence[Panel], width: int) -> Columns:
         return Columns(makespan, width, width)
     # The action of a slice takes a fraction of a unit.
     per_unit = math.lcm(*(panel.num_slices for panel in panels))
-    if _are_whole(panels, per_unit):
-        columns = _of_whole_units(panels, makespan, width, per_unit)
-    else:
+    if not _are_whole(panels, per_unit) or makespan * per_unit > _MANY_BANDS * width:
         columns = _of_any_times(panels, makespan, width)
+    else:
+        columns = _of_whole_units(panels, makespan, width, per_unit)
     rows = (row for panel in panels for row in panel.timeline.spans)
     longest = max(len(drawn_spans(row)) for row in rows)
     # Not to scale: every action gets a column.
@@ -201,7 +201,7 @@ def shortest_time(panels: Sequence[Panel]) -> float:
 
 def _of_whole_units(
     panels: Sequence[Panel], makespan: float, width: int, per_unit: int
-) -> Columns | None:
+) -> Columns:
     """Lay out times that are multiples of a fraction of a unit, each fraction with a
     whole number of columns.
 
@@ -209,8 +209,6 @@ def _of_whole_units(
     """
     units = int(makespan * per_unit)
     shortest = max(1, int(shortest_time(panels) * per_unit))
-    if units > _MANY_BANDS * width:
-        return _of_any_times(panels, makespan, width)
     most = min(_MOST_COLUMNS, width // units)
     names = label_width(panels, True)
     short = label_width(panels, False)
