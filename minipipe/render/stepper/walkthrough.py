@@ -9,7 +9,7 @@ An illegal schedule runs until it gets stuck. Each of its actions takes one roun
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -426,13 +426,6 @@ class Walkthrough:
         )
 
     @cached_property
-    def _round_of(self) -> Callable[[int], int]:
-        """Maps the number of a value to the round in which an illegal schedule gives
-        it.
-        """
-        return order(self.flow).given
-
-    @cached_property
     def _predicted(self) -> dict[Action, Message]:
         """The messages of a legal schedule, by consumer."""
         if self.is_timed:
@@ -455,10 +448,8 @@ class Walkthrough:
             has_come = False  # the slot lasts until then
         else:
             pair = (action, self.partners.get(action, action))
-            has_come = all(
-                a not in self._predicted or self._predicted[a].arrived <= time
-                for a in pair
-            )
+            messages = (self._predicted[a] for a in pair if a in self._predicted)
+            has_come = all(message.arrived <= time for message in messages)
         if has_come:
             return None, None
         return idle.source, idle.awaited
@@ -471,7 +462,7 @@ class Walkthrough:
             bisect_right(indices, time, key=lambda at: self.events[at].end)
             for indices in self._indices
         ]
-        needed = awaited(self.flow, self._round_of, positions, rank, time)
+        needed = awaited(self.flow, order(self.flow).given, positions, rank, time)
         action = self.program.actions[rank][positions[rank]]
         if needed is not None:
             stage, kind, k = needed
