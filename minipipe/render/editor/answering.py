@@ -282,9 +282,8 @@ class Editor:
 
     def do_cut(self, time: float) -> Answer:
         """Remove all actions that begin at a time or later."""
-        return self._change(
-            self.draft.cut(self.sight.timeline, _TIME.check("The time", time))
-        )
+        time = _TIME.check("The time", time)
+        return self._change(self.draft.cut(self.sight.timeline, time))
 
     def do_empty(self) -> Answer:
         """Remove all actions."""
@@ -365,11 +364,8 @@ class Editor:
         self._check_free("limit")
         if limit is not None:
             _LIMIT.check("limit", limit)
-            workload = self.costs.workload(
-                self.draft.placement, self.draft.num_microbatches, limit
-            )
             # This refuses a limit that is too small for one microbatch.
-            known_bound(workload, Objective.MAKESPAN)
+            known_bound(self._workload(limit), Objective.MAKESPAN)
             problem = self.draft.problem(limit)
             if problem is not None:
                 raise ScheduleError([problem])
@@ -387,11 +383,7 @@ class Editor:
         """Search for a number of seconds, at most 1, and report progress; a further
         message continues.
         """
-        draft = self.draft
-        workload = self.costs.workload(
-            draft.placement, draft.num_microbatches, self.limit
-        )
-        best = self._searched(workload, seconds, again)
+        best = self._searched(self._workload(self.limit), seconds, again)
         search = self.search
         assert search is not None  # it has begun
         is_best = best.value <= search.bound * (1 + 1e-9)
@@ -400,6 +392,11 @@ class Editor:
         if is_best:
             said += ": none is shorter"
         return _answer(f"{said}.", isDone=is_best)
+
+    def _workload(self, limit: int | None) -> Workload:
+        """Return the workload of the sizes of the draft, within a limit."""
+        draft = self.draft
+        return self.costs.workload(draft.placement, draft.num_microbatches, limit)
 
     def _searched(self, work: Workload, seconds: float, again: bool) -> SearchState:
         """Begin or continue the search, and return its best."""
@@ -422,10 +419,9 @@ class Editor:
         """Take the best schedule that the search has found."""
         if self.search is None or self.search.best is None:
             return self._refused("The search has no schedule yet; search first.")
-        best = schedule_of(
-            self.search.best.run.orders, self.search.problem.workload, self.draft.name
-        )
-        draft = Draft.of(best)
+        orders = self.search.best.run.orders
+        workload = self.search.problem.workload
+        draft = Draft.of(schedule_of(orders, workload, self.draft.name))
         self._check_fits_puzzle(draft)
         self.halves = True
         return self._change(draft, f"Found by {self.search.best.found_by}.")
@@ -454,9 +450,8 @@ class Editor:
             raise ScheduleError([problem])
         self.halves = _has_halves(draft)
         predicted = by_rank(block.peak_activations)
-        return self._change(
-            draft, f"Repeated. The block predicts peaks of {predicted}."
-        )
+        said = f"Repeated. The block predicts peaks of {predicted}."
+        return self._change(draft, said)
 
     # -- leaving -----------------------------------------------------------------------
 

@@ -34,10 +34,8 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     size = 3 * num_stages * num_microbatches
     if size > MOST:
         sizes = f"{num_stages} stages and {num_microbatches} microbatches"
-        message = f"{sizes} make {size:,} actions"
-        raise ScheduleError.of(
-            Code.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}."
-        )
+        message = f"{sizes} make {size:,} actions; the editor takes at most {MOST:,}."
+        raise ScheduleError.of(Code.TOO_LARGE, message)
 
 
 class Choice(NamedTuple):
@@ -255,9 +253,8 @@ class Draft:
             action.
         """
         if not self.rows[rank]:
-            raise ScheduleError.of(
-                Code.SYNTAX, f"Rank {rank} has no action to take back.", rank
-            )
+            sentence = f"Rank {rank} has no action to take back."
+            raise ScheduleError.of(Code.SYNTAX, sentence, rank)
         *others, last = self.rows[rank]
         gives = self._uses(last).gives
         for action in self.actions:
