@@ -179,9 +179,8 @@ class _Process:
             yield from self.actions(rank)
             yield from self.idle(rank)
             yield from self.held(rank)
-            yield from self.counter(
-                rank, "versions", "of weights", self.timeline.versions_over_time(rank)
-            )
+            versions = self.timeline.versions_over_time(rank)
+            yield from self.counter(rank, "versions", "of weights", versions)
         for rank in range(self.timeline.num_ranks):
             yield from self.transfers(rank)
         yield from self.messages()

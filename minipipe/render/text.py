@@ -387,9 +387,7 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
             first = round(columns.column(start - panel.timeline.start))
             last = round(columns.column(end - panel.timeline.start))
             cells += [_EMPTY] * (last - len(cells))
-            cells[first:last] = action_cells(
-                panel, rank, action, last - first, columns.names_stages
-            )
+            cells[first:last] = action_cells(panel, rank, action, last - first, columns)
         for kind, cells in lanes.items():
             yield f"  {_BESIDE.get(kind, kind.lower()[:4])}", cells
 
@@ -407,7 +405,7 @@ def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     cells: list[Cell] = [(_IDLE, IDLE)] * length
     for span, (first, last) in zip(spans, places):
         cells[first:last] = action_cells(
-            panel, rank, span.action, last - first, columns.names_stages
+            panel, rank, span.action, last - first, columns
         )
     return cells
 
@@ -417,7 +415,7 @@ def action_cells(
     rank: int,
     action: Action,
     length: int,
-    names_stages: bool,
+    columns: Columns,
     has_begun: bool = True,
 ) -> list[Cell]:
     """Return the cells of an action: as much of its label as fits, and its fill; for a
@@ -429,7 +427,7 @@ def action_cells(
     mark = ""
     if action.kind is ActionKind.FORWARD and action in panel.overlapped and length > 1:
         mark = "&"
-    texts = labels(panel, rank, action, names_stages)
+    texts = labels(panel, rank, action, columns.names_stages)
     if action.kind is ActionKind.REDUCE_GRAD:
         texts = []
     label = next((text for text in texts if len(text + mark) <= length), "")

@@ -129,7 +129,6 @@ class Strip:
         cells: list[Cell] = [("·", IDLE)] * num_past
         cells += [(" ", "")] * (self.width - num_past)
         places = self.places[rank]
-        names_stages = self.columns.names_stages
         first_visible = max(0, bisect_left(places, (first, 0)) - 1)
         for at in range(first_visible, len(places)):
             begin, end = places[at]
@@ -139,7 +138,7 @@ class Strip:
             has_begun = self.numbers[rank][at] <= snapshot.number
             length = end - begin
             drawn = action_cells(
-                self.panel, rank, action, length, names_stages, has_begun
+                self.panel, rank, action, length, self.columns, has_begun
             )
             visible = drawn[max(0, first - begin) :]
             left = max(0, begin - first)

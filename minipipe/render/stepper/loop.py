@@ -258,9 +258,8 @@ class Stepper:
             self.go(self.screen.ask(question).strip())
         elif key == "r":
             ranks = f"0 to {self.frame.num_ranks - 1}; Enter: all"
-            self.choose(
-                self.screen.ask(f"stop only at actions of rank ({ranks}): ").strip()
-            )
+            question = f"stop only at actions of rank ({ranks}): "
+            self.choose(self.screen.ask(question).strip())
         elif key in ("?", "h"):
             self.help()
         else:

@@ -272,15 +272,14 @@ class Page:
         style = style_sheet(drawing)
         if motion:
             style += motion(drawing)
+        size = f'width="{width}" height="{height}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{drawing}" role="img" '
-            f'aria-labelledby="{drawing}-title {drawing}-description" viewBox="0 0 '
-            f'{width} {height}" '
-            f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" '
-            f'font-size="{number(self.letters.size)}">'
+            f'aria-labelledby="{drawing}-title {drawing}-description" '
+            f'viewBox="0 0 {width} {height}" {size} '
+            f'font-family="{FONT_FAMILY}" font-size="{number(self.letters.size)}">'
             f'<title id="{drawing}-title">{escaped(self.title or name)}</title>'
             f'<desc id="{drawing}-description">{escaped(described)}</desc>'
             f"<style>{style}</style>"
-            f'<rect {paint("ground")} width="{width}" height="{height}" '
-            f'rx="4"/>{body}</svg>\n'
+            f'<rect {paint("ground")} {size} rx="4"/>{body}</svg>\n'
         )

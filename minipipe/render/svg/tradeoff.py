@@ -12,7 +12,7 @@ from typing import NamedTuple
 from minipipe.errors import ArgumentError, counted
 from minipipe.io import escaped
 from minipipe.render.layout import LogAxis, number
-from minipipe.render.svg.elements import moved, path, path_data, polyline, rect
+from minipipe.render.svg.elements import group, moved, path, path_data, polyline, rect
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 from minipipe.schedules.simulation.comparison import (
@@ -306,10 +306,8 @@ class _TradeoffPage:
             y = self.y.at(bubble) + 4
             yield self.letters.draw("reading", left - 7, y, f"{100 * bubble:g} %")
         label = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
-        yield (
-            f'<g transform="translate({self.page.margin} {_HEIGHT / 2:g}) '
-            f'rotate(-90)">{label}</g>'
-        )
+        place = f"translate({self.page.margin} {_HEIGHT / 2:g}) rotate(-90)"
+        yield group(f'transform="{place}"', [label])
 
     def _steps(self, corners: Sequence[Point]) -> list[Point]:
         """Return the points of a curve of steps through its corners: from the upper
