@@ -34,15 +34,7 @@ from minipipe.render.descriptions import (
     ways_of,
 )
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.palette import (
-    DARK,
-    HATCH,
-    LIGHT,
-    Fill,
-    Theme,
-    fill_of,
-    shade,
-)
+from minipipe.render.palette import DARK, HATCH, LIGHT, Fill, Theme, fill_of, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, copies_of, panels_of
 from minipipe.render.units import scale_of
 from minipipe.schedules.analysis.held import lifetimes
@@ -222,15 +214,12 @@ def _sentences() -> dict[str, Any]:
         f"{cause} {kind}": describe_wait(Idle(0, 0, cause, source, action))
         for cause, (kind, action) in product(IdleCause, actions.items())
     }
+    waits |= {cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause}
+    message = Message(value, used_by, source, destination, 0.0, 0.0)
     return {
         "actions": {kind: describe_action(action) for kind, action in actions.items()},
-        "waits": {
-            **waits,
-            **{cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause},
-        },
-        "message": describe_message(
-            Message(value, used_by, source, destination, 0.0, 0.0)
-        ),
+        "waits": waits,
+        "message": describe_message(message),
     }
 
 
@@ -283,9 +272,8 @@ def draw_html(
     tables = "".join(table for panel in panels for table in _tables(panel))
     summary = "<summary>All actions as tables</summary>"
     below = f'<details class="all">{summary}{tables}</details>'
-    return page_of(
-        panels, player_data(panels), title or _title(panels), notes, More(below=below)
-    )
+    title = title or _title(panels)
+    return page_of(panels, player_data(panels), title, notes, More(below=below))
 
 
 class More(NamedTuple):
@@ -358,9 +346,8 @@ def file_text(name: str) -> str:
 
 def as_json(data: object) -> str:
     """Return data as JSON that cannot end its ``<script>`` element."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
 def _title(panels: Sequence[Panel]) -> str:

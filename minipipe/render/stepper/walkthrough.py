@@ -465,10 +465,9 @@ class Walkthrough:
         needed = awaited(self.flow, order(self.flow).given, positions, rank, time)
         action = self.program.actions[rank][positions[rank]]
         if needed is not None:
-            stage, kind, k = needed
-            action = self.program.as_written(
-                Action(stage, ActionKind(kind), self.program.microbatches[k])
-            )
+            stage, kind, number = needed
+            k = self.program.microbatches[number]
+            action = self.program.as_written(Action(stage, ActionKind(kind), k))
         elif action.kind.is_communication:  # the stages exchange no such message
             message = Transfer.carried_by(action)
             action = message.receive if action == message.send else message.send
@@ -498,9 +497,8 @@ class Walkthrough:
             value = _value_of(event.action)
             if value is None or not self._gives_message(event):
                 continue
-            producer, consumer = map(
-                self.program.as_written, (value.producer, value.consumer)
-            )
+            producer = self.program.as_written(value.producer)
+            consumer = self.program.as_written(value.consumer)
             destination = self.program.home_of(consumer)
             assert destination is not None
             if destination == event.rank:

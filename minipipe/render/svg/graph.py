@@ -128,9 +128,8 @@ class _GraphPage:
     def _node(self, name: str) -> str:
         x, y = self.places[name]
         half = self.halves[name]
-        box = rect(
-            paint("other"), 2 * half, _HEIGHT, x - half, y - _HEIGHT / 2, more='rx="5"'
-        )
+        corner = (x - half, y - _HEIGHT / 2)
+        box = rect(paint("other"), 2 * half, _HEIGHT, *corner, more='rx="5"')
         return box + self.letters.draw("node", x, y + 4, name)
 
     def _arrow(
