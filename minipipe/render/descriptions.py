@@ -151,11 +151,22 @@ def way_of(message: Message) -> str:
     return WAYS[message.value.kind is not ActionKind.FORWARD]
 
 
-def ways_of(panels: Sequence[Panel]) -> list[str]:
-    """Return the ways of all messages, each once."""
+def message_entries(panels: Sequence[Panel]) -> Iterator[tuple[str, str]]:
+    """Yield the entries of a legend for messages, each with its way; a note on the
+    arrows has none.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> from minipipe.render.panel import panels_of
+    >>> list(message_entries(panels_of([schedules.gpipe(2, 2)])))
+    [('forward', 'activation sent'), ('backward', 'gradient sent')]
+    """
     messages = (message for panel in panels for message in panel.timeline.messages)
     used = set(map(way_of, messages))
-    return [way for way in WAYS if way in used]
+    yield from ((way, SENT[way]) for way in WAYS if way in used)
+    if any(panel.has_late_receipts for panel in panels):
+        yield "", LATE_RECEIPTS
 
 
 def describe_message(message: Message) -> str:

@@ -21,17 +21,15 @@ from minipipe.core.schedules.action_table import ActionTable
 from minipipe.io import escaped, note_lines, package_text
 from minipipe.passes.kinds import KINDS
 from minipipe.render.descriptions import (
-    LATE_RECEIPTS,
     OVERLAPPED,
-    SENT,
     box_entries,
     describe_action,
     describe_message,
     describe_wait,
     format_memory,
     held_label,
+    message_entries,
     origin,
-    ways_of,
 )
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.palette import DARK, HATCH, LIGHT, Fill, Theme, fill_of, shade
@@ -223,8 +221,12 @@ def _sentences() -> dict[str, Any]:
     }
 
 
-# The CSS class of the arrows, by way.
-_LINES = {"forward": "message", "backward": "gradient"}
+# The arrows of the legend, by way.
+_ARROWS = {
+    "forward": '<i class="line message"></i>',
+    "backward": '<i class="line gradient"></i>',
+    "": "",
+}
 _CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
 # The files of the script, in the order of their dependencies.
 _SCRIPTS = (
@@ -406,12 +408,9 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
     yield _entry('<i class="swatch level"></i>', held_label(_is_memory(panels), panels))
-    ways = ways_of(panels)
-    for way in ways:
-        yield _entry(f'<i class="line {_LINES[way]}"></i>', SENT[way])
-    if any(panel.has_late_receipts for panel in panels):
-        yield _entry("", LATE_RECEIPTS)
-    if ways:
+    for way, text in message_entries(panels):
+        yield _entry(_ARROWS[way], text)
+    if any(panel.timeline.messages for panel in panels):
         yield _entry('<i class="line wait"></i>', "dependency of a waiting rank")
 
 

@@ -16,7 +16,7 @@ from minipipe.render.descriptions import (
     caption,
     figures,
     held_label,
-    ways_of,
+    message_entries,
 )
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.layout import Axis, number
@@ -328,5 +328,4 @@ class _TimelinePage:
                 label = held_label(noun != "activations", self.panels)
             yield legend.strip(label)
         if self.has_messages:
-            has_late_receipts = any(panel.has_late_receipts for panel in self.panels)
-            yield from legend.arrows(ways_of(self.panels), has_late_receipts)
+            yield from starmap(legend.arrow, message_entries(self.panels))

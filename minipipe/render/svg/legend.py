@@ -7,14 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.descriptions import (
-    LATE_RECEIPTS,
-    OVERLAPPED,
-    SENT,
-    WAYS,
-    describe_message,
-    way_of,
-)
+from minipipe.render.descriptions import OVERLAPPED, WAYS, describe_message, way_of
 from minipipe.render.layout import Axis, number, wrapped
 from minipipe.render.panel import Panel
 from minipipe.render.svg.elements import group, moved, path, path_data, polyline, rect
@@ -184,18 +177,15 @@ class Legend:
         corners = (path_data("V", y * bottom, "H", x * right) for x, y in steps)
         return Entry(filled(f"M0 {bottom}{''.join(corners)}V{bottom}"), label)
 
-    def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
-        """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the
-        limit of measured arrows.
-        """
+    def arrow(self, way: str, text: str) -> Entry:
+        """Return the entry of the messages of one way, or of a note on arrows."""
+        if not way:
+            return Entry("", text)
         middle = self.height / 2
         head = self._letters.size / 2
-        for way in ways:
-            shaft = path(paint(way), path_data("M", 0, middle, "H", self.width))
-            tip = path(paint(f"{way}-head"), arrow_head(self.width, middle, head, 0))
-            yield Entry(shaft + tip, SENT[way])
-        if has_late_receipts:
-            yield Entry("", LATE_RECEIPTS)
+        shaft = path(paint(way), path_data("M", 0, middle, "H", self.width))
+        tip = path(paint(f"{way}-head"), arrow_head(self.width, middle, head, 0))
+        return Entry(shaft + tip, text)
 
     def draw(
         self, entries: Iterable[Entry], left: float, top: float
