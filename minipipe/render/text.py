@@ -24,6 +24,9 @@ from minipipe.schedules import Action, ActionKind, Span, Timeline
 _FEW_BANDS = 4
 _MANY_BANDS = 6
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
+# Columns for each action of the longest row of a strip that scrolls: one short action
+# cannot stretch it without limit.
+_MOST_OF_ACTION = 12
 _LETTERS = {
     ActionKind.SEND_F: "S",
     ActionKind.SEND_B: "S",
@@ -127,6 +130,25 @@ def fit_columns(panels: Sequence[Panel], width: int) -> Columns:
         bands = max(_FEW_BANDS, math.ceil(longest / width))
         return Columns(makespan, width * bands, width)
     return columns
+
+
+def strip_columns(panel: Panel, width: int) -> Columns:
+    """Choose the columns of a strip that scrolls: one screen for everything if that
+    fits, otherwise columns for the label of every action.
+    """
+    fitting = fit_columns([panel], width)
+    if fitting.total <= width:
+        return fitting._replace(band=width)
+    widest = label_width([panel], names_stages=True) + 1
+    each = widest / shortest_time([panel])
+    longest = max(len(drawn_spans(row)) for row in panel.timeline.spans)
+    most = (_MOST_OF_ACTION * longest + width) / fitting.makespan
+    # A whole number of columns per unit, unless that is less than one.
+    if fitting.makespan.is_integer():
+        each = math.ceil(each)
+        most = math.floor(most) or most
+    total = min(each, most) * fitting.makespan
+    return Columns(fitting.makespan, max(math.ceil(total), fitting.total), width)
 
 
 def places_of(

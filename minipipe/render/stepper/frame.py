@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from math import ceil, floor
 
 from minipipe.render.panel import Panel
 from minipipe.render.stepper.description import (
@@ -29,22 +28,16 @@ from minipipe.render.stepper.walkthrough import (
 from minipipe.render.terminal import ALARM, IDLE, ground, paint
 from minipipe.render.text import (
     Cell,
-    Columns,
     action_cells,
     draw_axis,
     drawn_spans,
-    fit_columns,
-    label_width,
     legend,
     paint_cells,
     places_of,
-    shortest_time,
+    strip_columns,
 )
 
 _BEYOND = 14  # columns after the end, for the labels of stuck actions
-# Columns for each action of the longest row: one short action cannot stretch the strip
-# without limit.
-_MOST_COLUMNS = 12
 
 
 class Strip:
@@ -86,7 +79,7 @@ class Strip:
         """
         if width != self.width:
             self.width = width
-            self.columns = columns = self._lay_out(width)
+            self.columns = columns = strip_columns(self.panel, width)
             start = self.walkthrough.timeline.start
             self.places = [places_of(spans, start, columns) for spans in self.spans]
         cursor = round(self.columns.column(snapshot.time))
@@ -104,23 +97,6 @@ class Strip:
             cells = self._cells(snapshot, rank, cursor, first)
             lines.append(paint_cells(cells, colour).rstrip())
         return lines
-
-    def _lay_out(self, width: int) -> Columns:
-        """Choose one screen for everything if that fits, otherwise columns for the
-        label of every action.
-        """
-        fitting = fit_columns([self.panel], width)
-        if fitting.total <= width:
-            return fitting._replace(band=width)
-        widest = label_width([self.panel], names_stages=True) + 1
-        each = widest / shortest_time([self.panel])
-        most = (_MOST_COLUMNS * max(map(len, self.spans)) + width) / fitting.makespan
-        # A whole number of columns per unit, unless that is less than one.
-        if fitting.makespan.is_integer():
-            each = ceil(each)
-            most = floor(most) or most
-        total = min(each, most) * fitting.makespan
-        return Columns(fitting.makespan, max(ceil(total), fitting.total), width)
 
     def _cells(
         self, snapshot: Snapshot, rank: int, cursor: int, first: int
