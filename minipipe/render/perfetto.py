@@ -28,12 +28,7 @@ from minipipe.core.schedules.action import number_of
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.errors import ArgumentError
 from minipipe.io import note_lines, printable
-from minipipe.render.descriptions import (
-    describe_idle,
-    describe_message,
-    origin,
-    short_label,
-)
+from minipipe.render.descriptions import describe_idle, describe_message, short_label
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
@@ -162,15 +157,12 @@ class _Process:
                     self.beside[rank, kind, stage] = next(numbers)
 
     def summary(self) -> Event:
-        timeline = self.timeline
+        figures = self.timeline.summary()
         return {
-            "name": timeline.name,
-            "origin": origin(timeline),
-            "makespan": timeline.makespan,
-            "unit": timeline.unit,
+            **{name: figures[name] for name in ("name", "origin", "makespan", "unit")},
             "one_unit_in_microseconds": self.scale / _STEPS,
-            "bubble_fraction": timeline.bubble_fraction,
-            "note": timeline.note,
+            "bubble_fraction": figures["bubble_fraction"],
+            "note": self.timeline.note,
         }
 
     def events(self) -> Iterator[Event]:
