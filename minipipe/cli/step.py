@@ -42,12 +42,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
     walkthrough = Walkthrough(
         schedule, costs, options.memory_limit, memory_of(costs, schedule)
     )
-    numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
-    is_chosen = (
-        options.all
-        or options.json
-        or (options.first, options.last, options.at) != (None, None, None)
-    )
+    chosen = (options.first, options.last, options.at)
+    numbers = chosen_snapshots(walkthrough, *chosen)
+    is_chosen = options.all or options.json or chosen != (None, None, None)
     status = ExitStatus(not walkthrough.is_legal)
     if not is_chosen:
         screen = screen_of_this_terminal()

@@ -4,10 +4,11 @@ every format.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import MappingProxyType
 
 from minipipe.passes.kinds import KINDS
+from minipipe.render.palette import FILL
 from minipipe.render.panel import Panel
 from minipipe.schedules import Action, ActionKind, Idle, IdleCause, Message, Timeline
 from minipipe.schedules.simulation.timeline import ONE_UNIT
@@ -150,11 +151,22 @@ def way_of(message: Message) -> str:
     return WAYS[message.value.kind is not ActionKind.FORWARD]
 
 
-def ways_of(panels: Sequence[Panel]) -> list[str]:
-    """Return the ways of all messages, each once."""
+def message_entries(panels: Sequence[Panel]) -> Iterator[tuple[str, str]]:
+    """Yield the entries of a legend for messages, each with its way; a note on the
+    arrows has none.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> from minipipe.render.panel import panels_of
+    >>> list(message_entries(panels_of([schedules.gpipe(2, 2)])))
+    [('forward', 'activation sent'), ('backward', 'gradient sent')]
+    """
     messages = (message for panel in panels for message in panel.timeline.messages)
     used = set(map(way_of, messages))
-    return [way for way in WAYS if way in used]
+    yield from ((way, SENT[way]) for way in WAYS if way in used)
+    if any(panel.has_late_receipts for panel in panels):
+        yield "", LATE_RECEIPTS
 
 
 def describe_message(message: Message) -> str:
@@ -202,6 +214,33 @@ def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], st
     if of_ranks:
         entries.append((of_ranks, "frame of the step"))
     return entries
+
+
+def box_entries(
+    boxes: Iterable[tuple[ActionKind, int]], panels: Sequence[Panel]
+) -> Iterator[tuple[list[tuple[ActionKind, int]], str]]:
+    """Yield the entries of a legend for boxes of kinds and chunks: the boxes of one
+    kind, by chunk, with their description; at the end, the meaning of darker boxes.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> from minipipe.render.panel import panels_of
+    >>> panels = panels_of([schedules.zb_v(2, 4)])
+    >>> for boxes, text in box_entries([(ActionKind.FORWARD, 1)], panels):
+    ...     print([(str(kind), chunk) for kind, chunk in boxes], text)
+    [('F', 1)] F forward
+    [] darker: a later stage of the same rank
+    """
+    chunks: dict[ActionKind, set[int]] = {}
+    for kind, chunk in boxes:
+        if kind in FILL or not kind.is_communication:  # not a RECV
+            chunks.setdefault(kind, set()).add(chunk)
+    for kinds, words in entries_of(chunks):
+        shades = [(kinds[0], chunk) for chunk in sorted(chunks[kinds[0]])]
+        yield shades, f"{', '.join(kinds)} {words}"
+    if any(map(any, chunks.values())):
+        yield [], darker_label(panels)
 
 
 def title(timeline: Timeline) -> str:

@@ -180,11 +180,12 @@ def _cairosvg(name: str) -> ModuleType:
     try:
         import cairosvg
     except ImportError:
-        problem = f"{name!r} needs CairoSVG, which is not installed"
-        advice = "run `pip install cairosvg`, or write .svg"
-        raise ArgumentError(f"{problem}; {advice}.") from None
+        raise _missing(name, "CairoSVG", "pip install cairosvg") from None
     except OSError:  # CairoSVG is installed, but cannot load the library
-        problem = f"{name!r} needs the library Cairo, which is not installed"
-        advice = "run `apt-get install libcairo2`, or write .svg"
-        raise ArgumentError(f"{problem}; {advice}.") from None
+        raise _missing(name, "the library Cairo", "apt-get install libcairo2") from None
     return cairosvg
+
+
+def _missing(name: str, library: str, command: str) -> ArgumentError:
+    problem = f"{name!r} needs {library}, which is not installed"
+    return ArgumentError(f"{problem}; run `{command}`, or write .svg.")

@@ -8,12 +8,10 @@ Oliveira and Fernandes 2009. No drawing relies on colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from colorsys import hsv_to_rgb, rgb_to_hsv
 from types import MappingProxyType
 from typing import NamedTuple
 
-from minipipe.passes.kinds import KINDS
 from minipipe.render.contrast import channels_of, text_on
 from minipipe.schedules import ActionKind, IdleCause
 
@@ -166,28 +164,3 @@ HATCH = MappingProxyType(
         IdleCause.OVERHEAD: (0, 9),
     }
 )
-
-
-def chunks_by_kind(
-    boxes: Iterable[tuple[ActionKind, int]],
-) -> dict[ActionKind, list[int]]:
-    """Return the kinds of action among (kind, chunk) pairs, in the order of ``FILL``,
-    each with its chunks, ascending.
-
-    Examples
-    --------
-    >>> chunks_by_kind(
-    ...     [
-    ...         (ActionKind.BACKWARD, 1),
-    ...         (ActionKind.FORWARD, 0),
-    ...         (ActionKind.BACKWARD, 0),
-    ...     ]
-    ... )
-    {<ActionKind.FORWARD: 'F'>: [0], <ActionKind.BACKWARD: 'B'>: [0, 1]}
-    """
-    chunks: dict[ActionKind, set[int]] = {}
-    for kind, chunk in boxes:
-        chunks.setdefault(kind, set()).add(chunk)
-    kinds = (kind for kind in map(ActionKind, KINDS) if not kind.is_communication)
-    ordered = dict.fromkeys((*FILL, *kinds))
-    return {kind: sorted(chunks[kind]) for kind in ordered if kind in chunks}

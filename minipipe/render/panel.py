@@ -106,9 +106,8 @@ class Panel:
         for reduction in self.timeline.sums:
             if rank in reduction.ranks:
                 action = reduction.actions[reduction.ranks.index(rank)]
-                transfers.append(
-                    Beside(action, reduction.begin, reduction.end, reduction)
-                )
+                times = (reduction.begin, reduction.end)
+                transfers.append(Beside(action, *times, reduction))
         transfers += starmap(Beside, copies_of(self.timeline, rank))
         return [each for each in transfers if each.end > each.start]
 
@@ -134,7 +133,7 @@ class Panel:
         """The figures of a caption, each with its name."""
         return self.timeline.figures(self.pairs)
 
-    @property
+    @cached_property
     def held_activations(self) -> tuple[tuple[float, ...], ...]:
         """The activations held after each span, by rank."""
         rows = self.timeline.held_activations

@@ -28,15 +28,10 @@ from minipipe.core.schedules.action import number_of
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.errors import ArgumentError
 from minipipe.io import note_lines, printable
-from minipipe.render.descriptions import (
-    describe_idle,
-    describe_message,
-    origin,
-    short_label,
-)
+from minipipe.render.descriptions import describe_idle, describe_message, short_label
+from minipipe.render.descriptions import title as title_of
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
-from minipipe.schedules.simulation.timeline import format_time
 
 Event = dict[str, Any]
 
@@ -49,7 +44,7 @@ _MICROSECONDS = {"s": 1e6}
 _LONGEST = 2**53  # steps: beyond this, floats are not exact
 # The fixed colours of chrome://tracing closest to palette.py. Perfetto chooses a colour
 # by the name of a slice.
-_COLOURS = {
+_COLOURS: dict[str, str] = {
     ActionKind.FORWARD: "thread_state_runnable",  # blue
     ActionKind.BACKWARD: "thread_state_uninterruptible",  # pink
     ActionKind.BACKWARD_INPUT: "thread_state_iowait",  # orange
@@ -57,6 +52,7 @@ _COLOURS = {
     ActionKind.UPDATE: "black",
     ActionKind.REDUCE_GRAD: "olive",
     ActionKind.RECOMPUTE: "yellow",
+    "idle": "thread_state_sleeping",  # nearly white
 }
 _BESIDE = {
     ActionKind.REDUCE_GRAD: "sums",
@@ -64,7 +60,6 @@ _BESIDE = {
     ActionKind.LOAD: "loads",
 }
 _OTHER_COLOUR = "generic_work"  # grey, of SEND and RECV
-_IDLE_COLOUR = "thread_state_sleeping"  # nearly white
 
 
 def perfetto_trace(
@@ -162,15 +157,12 @@ class _Process:
                     self.beside[rank, kind, stage] = next(numbers)
 
     def summary(self) -> Event:
-        timeline = self.timeline
+        figures = self.timeline.summary()
         return {
-            "name": timeline.name,
-            "origin": origin(timeline),
-            "makespan": timeline.makespan,
-            "unit": timeline.unit,
+            **{name: figures[name] for name in ("name", "origin", "makespan", "unit")},
             "one_unit_in_microseconds": self.scale / _STEPS,
-            "bubble_fraction": timeline.bubble_fraction,
-            "note": timeline.note,
+            "bubble_fraction": figures["bubble_fraction"],
+            "note": self.timeline.note,
         }
 
     def events(self) -> Iterator[Event]:
@@ -179,9 +171,8 @@ class _Process:
             yield from self.actions(rank)
             yield from self.idle(rank)
             yield from self.held(rank)
-            yield from self.counter(
-                rank, "versions", "of weights", self.timeline.versions_over_time(rank)
-            )
+            versions = self.timeline.versions_over_time(rank)
+            yield from self.counter(rank, "versions", "of weights", versions)
         for rank in range(self.timeline.num_ranks):
             yield from self.transfers(rank)
         yield from self.messages()
@@ -191,11 +182,9 @@ class _Process:
     def names(self) -> Iterator[Event]:
         timeline = self.timeline
         process = self.process
-        name = f"{timeline.name}, {origin(timeline)}"
-        yield self.named("process_name", process, name=name)
-        makespan = format_time(timeline.makespan, timeline.unit)
-        bubble = f"{100 * timeline.bubble_fraction:.1f} %"
-        labels = f"makespan {makespan},bubble {bubble}"
+        yield self.named("process_name", process, name=title_of(timeline))
+        figures = [f"{name} {value}" for name, value in timeline.figures()]
+        labels = ",".join(figures[:2])  # makespan and bubble
         yield self.named("process_labels", process, labels=labels)
         yield self.named("process_sort_index", process, sort_index=process)
         threads = []
@@ -216,7 +205,6 @@ class _Process:
             if kind.is_communication and end <= start:
                 continue
             name = short_label(action, names_stage)
-            colour = _COLOURS.get(kind, _OTHER_COLOUR)
             about = self.about(rank, index)
             # One slice for both: two at one time would be drawn below each other.
             if other := self.panel.overlapped.get(action):
@@ -224,7 +212,7 @@ class _Process:
                     continue
                 name = f"{name} & {short_label(other.action, names_stage)}"
                 about = {"forward": about, "backward": self.about(rank, index + 1)}
-            yield self.slice_of(name, kind.value, colour, thread, start, end, about)
+            yield self.slice_of(name, kind.value, thread, start, end, about)
 
     def about(self, rank: int, index: int) -> Event:
         """Return the details of an action, which viewers show on a click."""
@@ -246,17 +234,10 @@ class _Process:
     def idle(self, rank: int) -> Iterator[Event]:
         for idle in self.timeline.idle[rank]:
             if self.steps(idle.end) > self.steps(idle.start):
+                name = idle.cause.value
                 thread = self.threads[rank][1]
                 about = {"why": describe_idle(idle)}
-                yield self.slice_of(
-                    idle.cause.value,
-                    "idle",
-                    _IDLE_COLOUR,
-                    thread,
-                    idle.start,
-                    idle.end,
-                    about,
-                )
+                yield self.slice_of(name, "idle", thread, idle.start, idle.end, about)
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
@@ -289,8 +270,7 @@ class _Process:
                 thread = self.beside[rank, action.kind, action.stage]
                 kind = action.kind
                 name = short_label(action, self.panel.names_stage(rank))
-                colour = _COLOURS.get(kind, _OTHER_COLOUR)
-                yield self.slice_of(name, kind.value, colour, thread, start, end, about)
+                yield self.slice_of(name, kind.value, thread, start, end, about)
 
     def messages(self) -> Iterator[Event]:
         spans = {span.action: span for row in self.timeline.spans for span in row}
@@ -328,17 +308,10 @@ class _Process:
     # -- the form of an event ----------------------------------------------------------
 
     def slice_of(
-        self,
-        name: str,
-        kind: str,
-        colour: str,
-        thread: int,
-        start: float,
-        end: float,
-        about: Event,
+        self, name: str, kind: str, thread: int, start: float, end: float, about: Event
     ) -> Event:
         length = (self.steps(end) - self.steps(start)) / _STEPS
-        look = {"cat": kind, "cname": colour}
+        look = {"cat": kind, "cname": _COLOURS.get(kind, _OTHER_COLOUR)}
         ts = self.time(start)
         return self.event("X", name, thread, ts=ts, dur=length, **look, args=about)
 

@@ -24,6 +24,9 @@ from minipipe.schedules import Action, ActionKind, Span, Timeline
 _FEW_BANDS = 4
 _MANY_BANDS = 6
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
+# Columns for each action of the longest row of a strip that scrolls: one short action
+# cannot stretch it without limit.
+_MOST_OF_ACTION = 12
 _LETTERS = {
     ActionKind.SEND_F: "S",
     ActionKind.SEND_B: "S",
@@ -116,10 +119,10 @@ def fit_columns(panels: Sequence[Panel], width: int) -> Columns:
         return Columns(makespan, width, width)
     # The action of a slice takes a fraction of a unit.
     per_unit = math.lcm(*(panel.num_slices for panel in panels))
-    if _are_whole(panels, per_unit):
-        columns = _of_whole_units(panels, makespan, width, per_unit)
-    else:
+    if not _are_whole(panels, per_unit) or makespan * per_unit > _MANY_BANDS * width:
         columns = _of_any_times(panels, makespan, width)
+    else:
+        columns = _of_whole_units(panels, makespan, width, per_unit)
     rows = (row for panel in panels for row in panel.timeline.spans)
     longest = max(len(drawn_spans(row)) for row in rows)
     # Not to scale: every action gets a column.
@@ -127,6 +130,25 @@ def fit_columns(panels: Sequence[Panel], width: int) -> Columns:
         bands = max(_FEW_BANDS, math.ceil(longest / width))
         return Columns(makespan, width * bands, width)
     return columns
+
+
+def strip_columns(panel: Panel, width: int) -> Columns:
+    """Choose the columns of a strip that scrolls: one screen for everything if that
+    fits, otherwise columns for the label of every action.
+    """
+    fitting = fit_columns([panel], width)
+    if fitting.total <= width:
+        return fitting._replace(band=width)
+    widest = label_width([panel], names_stages=True) + 1
+    each = widest / shortest_time([panel])
+    longest = max(len(drawn_spans(row)) for row in panel.timeline.spans)
+    most = (_MOST_OF_ACTION * longest + width) / fitting.makespan
+    # A whole number of columns per unit, unless that is less than one.
+    if fitting.makespan.is_integer():
+        each = math.ceil(each)
+        most = math.floor(most) or most
+    total = min(each, most) * fitting.makespan
+    return Columns(fitting.makespan, max(math.ceil(total), fitting.total), width)
 
 
 def places_of(
@@ -157,15 +179,11 @@ def places_of(
     return places
 
 
-def are_near(
-    spans: Sequence[Span],
-    places: Sequence[tuple[int, int]],
-    start: float,
-    columns: Columns,
-) -> bool:
-    """Return whether positions and lengths are nearly to scale: within a thirtieth of
-    the total.
+def are_near(spans: Sequence[Span], start: float, columns: Columns) -> bool:
+    """Return whether the columns of spans are nearly to scale: positions and lengths
+    within a thirtieth of the total.
     """
+    places = places_of(spans, start, columns)
     tolerance = max(2, columns.total // 30)
     drifts = (
         abs(first - columns.column(span.start - start))
@@ -205,7 +223,7 @@ def shortest_time(panels: Sequence[Panel]) -> float:
 
 def _of_whole_units(
     panels: Sequence[Panel], makespan: float, width: int, per_unit: int
-) -> Columns | None:
+) -> Columns:
     """Lay out times that are multiples of a fraction of a unit, each fraction with a
     whole number of columns.
 
@@ -213,8 +231,6 @@ def _of_whole_units(
     """
     units = int(makespan * per_unit)
     shortest = max(1, int(shortest_time(panels) * per_unit))
-    if units > _MANY_BANDS * width:
-        return _of_any_times(panels, makespan, width)
     most = min(_MOST_COLUMNS, width // units)
     names = label_width(panels, True)
     short = label_width(panels, False)
@@ -367,11 +383,7 @@ def draw_text(
         message = f"{drawing}; the limit is {MOST_CHARACTERS:,}."
         problem = f"{message} Choose the format svg, html or perfetto"
         raise ArgumentError(f"{problem}, which have no columns.")
-    rows = [list(_named_rows(panel, columns)) for panel in panels]
-    bands = [
-        _band(panels, rows, first, columns, margin, colour)
-        for first in range(0, columns.total, columns.band)
-    ]
+    bands = _bands(panels, columns, margin, colour)
     captions = (_filled(line, max(width, 80)) for line in _captions(panels, columns))
     key = legend(panels, columns, max(width, 80), colour)
     return "\n".join(["\n\n".join(bands), *key, *captions])
@@ -397,15 +409,7 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
             first = round(columns.column(start - panel.timeline.start))
             last = round(columns.column(end - panel.timeline.start))
             cells += [_EMPTY] * (last - len(cells))
-            length = last - first
-            if action.kind is ActionKind.REDUCE_GRAD:
-                chunk = panel.chunk_of(rank, action)
-                fill = ground(action.kind, chunk, is_label=False)
-                cells[first:last] = [(FILL[action.kind], fill)] * length
-            else:
-                cells[first:last] = action_cells(
-                    panel, rank, action, length, columns.names_stages
-                )
+            cells[first:last] = action_cells(panel, rank, action, last - first, columns)
         for kind, cells in lanes.items():
             yield f"  {_BESIDE.get(kind, kind.lower()[:4])}", cells
 
@@ -423,7 +427,7 @@ def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     cells: list[Cell] = [(_IDLE, IDLE)] * length
     for span, (first, last) in zip(spans, places):
         cells[first:last] = action_cells(
-            panel, rank, span.action, last - first, columns.names_stages
+            panel, rank, span.action, last - first, columns
         )
     return cells
 
@@ -433,18 +437,21 @@ def action_cells(
     rank: int,
     action: Action,
     length: int,
-    names_stages: bool,
+    columns: Columns,
     has_begun: bool = True,
 ) -> list[Cell]:
     """Return the cells of an action: as much of its label as fits, and its fill; for a
     future action, only the label.
 
-    The forward of an overlapped pair ends in ``&``.
+    The forward of an overlapped pair ends in ``&``. A gradient all-reduce has a lane
+    with a name, and no label.
     """
     mark = ""
     if action.kind is ActionKind.FORWARD and action in panel.overlapped and length > 1:
         mark = "&"
-    texts = labels(panel, rank, action, names_stages)
+    texts = labels(panel, rank, action, columns.names_stages)
+    if action.kind is ActionKind.REDUCE_GRAD:
+        texts = []
     label = next((text for text in texts if len(text + mark) <= length), "")
     rest = length - len(label + mark)
     if not has_begun:
@@ -560,31 +567,28 @@ def _ticks(start: float, end: float, least_step: float) -> Iterator[float]:
         yield float(f"{count * step:.12g}")
 
 
-def _band(
-    panels: Sequence[Panel],
-    rows: Sequence[Sequence[tuple[str, list[Cell]]]],
-    first: int,
-    columns: Columns,
-    margin: int,
-    colour: bool,
-) -> str:
-    """Draw one band of columns: an axis, and below it all panels that extend into the
-    band.
+def _bands(
+    panels: Sequence[Panel], columns: Columns, margin: int, colour: bool
+) -> Iterator[str]:
+    """Draw the bands of columns: in each an axis, and below it all panels that extend
+    into the band.
     """
-    lines = []
-    last = first + columns.band
-    if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
-        lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
-    for panel, named in zip(panels, rows):
-        if first and not any(len(row) > first for _, row in named):
-            continue
-        if len(panels) > 1:
-            lines.append(" " * margin + title(panel.timeline))
-        for name, row in named:
-            cells = row[first:last]
-            if name.startswith("rank") or any(cell != _EMPTY for cell in cells):
-                lines.append(name.ljust(margin) + paint_cells(cells, colour))
-    return "\n".join(lines)
+    rows = [list(_named_rows(panel, columns)) for panel in panels]
+    for first in range(0, columns.total, columns.band):
+        lines = []
+        last = first + columns.band
+        if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
+            lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
+        for panel, named in zip(panels, rows):
+            if first and not any(len(row) > first for _, row in named):
+                continue
+            if len(panels) > 1:
+                lines.append(" " * margin + title(panel.timeline))
+            for name, row in named:
+                cells = row[first:last]
+                if name.startswith("rank") or any(cell != _EMPTY for cell in cells):
+                    lines.append(name.ljust(margin) + paint_cells(cells, colour))
+        yield "\n".join(lines)
 
 
 def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
@@ -609,7 +613,4 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
 def _is_to_scale(panel: Panel, columns: Columns) -> bool:
     start = panel.timeline.start
     rows = map(drawn_spans, panel.timeline.spans)
-    return all(
-        are_near(spans, places_of(spans, start, columns), start, columns)
-        for spans in rows
-    )
+    return all(are_near(spans, start, columns) for spans in rows)

@@ -77,19 +77,23 @@ class Editor:
     def __init__(
         self, draft: Draft | None = None, costs: str = "", file: Path | None = None
     ) -> None:
-        self.draft = draft or Draft.of(build("1f1b", 4, 8))
+        self._begin(draft or Draft.of(build("1f1b", 4, 8)))
+        self.costs_text = costs
+        self.costs = read_costs(costs)
+        self.file = file
+        self._sight: Sight | None = None
+        self._par: Par | None = None
+
+    def _begin(self, draft: Draft) -> None:
+        """Take a draft, without a history, a limit or a puzzle."""
+        self.draft = draft
         # Tuples: a message changes state only by assignment, so a change can be undone.
         self.past: tuple[Draft, ...] = ()
         self.future: tuple[Draft, ...] = ()
-        self.costs_text = costs
-        self.costs = read_costs(costs)
-        self.limit: int | None = None
-        self.halves = _has_halves(self.draft)
+        self.halves = _has_halves(draft)
         self.puzzle = 0
-        self.file = file
+        self.limit: int | None = None
         self.search: Search | None = None
-        self._sight: Sight | None = None
-        self._par: Par | None = None
 
     # -- messages and answers ----------------------------------------------------------
 
@@ -238,15 +242,6 @@ class Editor:
         vars(self).update(vars(fresh))
         return self.do_show("This is the schedule of the address.")
 
-    def _begin(self, draft: Draft) -> None:
-        self.draft = draft
-        self.past = ()
-        self.future = ()
-        self.halves = _has_halves(draft)
-        self.puzzle = 0
-        self.limit = None
-        self.search = None
-
     # -- editing -----------------------------------------------------------------------
 
     def _change(self, draft: Draft, said: str = "") -> Answer:
@@ -262,7 +257,7 @@ class Editor:
         """Place an action at the end of a row: the argument, the next of a kind, or the
         one that is ready.
         """
-        choices = self._choices(self._rank(rank))
+        choices = self.sight.choices[self._rank(rank)]
         if action is not None:
             chosen = Action.parse(json_value(action, str, "the action"))
         else:
@@ -287,9 +282,8 @@ class Editor:
 
     def do_cut(self, time: float) -> Answer:
         """Remove all actions that begin at a time or later."""
-        return self._change(
-            self.draft.cut(self.sight.timeline, _TIME.check("The time", time))
-        )
+        time = _TIME.check("The time", time)
+        return self._change(self.draft.cut(self.sight.timeline, time))
 
     def do_empty(self) -> Answer:
         """Remove all actions."""
@@ -324,9 +318,6 @@ class Editor:
 
     def _rank(self, rank: Any) -> int:
         return INDEX._replace(maximum=len(self.draft.rows) - 1).check("The rank", rank)
-
-    def _choices(self, rank: int) -> list[Any]:
-        return self.sight.choices[rank]
 
     def _check_fits_puzzle(self, draft: Draft) -> None:
         puzzle = self.draft
@@ -373,11 +364,8 @@ class Editor:
         self._check_free("limit")
         if limit is not None:
             _LIMIT.check("limit", limit)
-            workload = self.costs.workload(
-                self.draft.placement, self.draft.num_microbatches, limit
-            )
             # This refuses a limit that is too small for one microbatch.
-            known_bound(workload, Objective.MAKESPAN)
+            known_bound(self._workload(limit), Objective.MAKESPAN)
             problem = self.draft.problem(limit)
             if problem is not None:
                 raise ScheduleError([problem])
@@ -395,11 +383,7 @@ class Editor:
         """Search for a number of seconds, at most 1, and report progress; a further
         message continues.
         """
-        draft = self.draft
-        workload = self.costs.workload(
-            draft.placement, draft.num_microbatches, self.limit
-        )
-        best = self._searched(workload, seconds, again)
+        best = self._searched(self._workload(self.limit), seconds, again)
         search = self.search
         assert search is not None  # it has begun
         is_best = best.value <= search.bound * (1 + 1e-9)
@@ -408,6 +392,11 @@ class Editor:
         if is_best:
             said += ": none is shorter"
         return _answer(f"{said}.", isDone=is_best)
+
+    def _workload(self, limit: int | None) -> Workload:
+        """Return the workload of the sizes of the draft, within a limit."""
+        draft = self.draft
+        return self.costs.workload(draft.placement, draft.num_microbatches, limit)
 
     def _searched(self, work: Workload, seconds: float, again: bool) -> SearchState:
         """Begin or continue the search, and return its best."""
@@ -430,10 +419,9 @@ class Editor:
         """Take the best schedule that the search has found."""
         if self.search is None or self.search.best is None:
             return self._refused("The search has no schedule yet; search first.")
-        best = schedule_of(
-            self.search.best.run.orders, self.search.problem.workload, self.draft.name
-        )
-        draft = Draft.of(best)
+        orders = self.search.best.run.orders
+        workload = self.search.problem.workload
+        draft = Draft.of(schedule_of(orders, workload, self.draft.name))
         self._check_fits_puzzle(draft)
         self.halves = True
         return self._change(draft, f"Found by {self.search.best.found_by}.")
@@ -462,9 +450,8 @@ class Editor:
             raise ScheduleError([problem])
         self.halves = _has_halves(draft)
         predicted = by_rank(block.peak_activations)
-        return self._change(
-            draft, f"Repeated. The block predicts peaks of {predicted}."
-        )
+        said = f"Repeated. The block predicts peaks of {predicted}."
+        return self._change(draft, said)
 
     # -- leaving -----------------------------------------------------------------------
 

@@ -34,10 +34,8 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     size = 3 * num_stages * num_microbatches
     if size > MOST:
         sizes = f"{num_stages} stages and {num_microbatches} microbatches"
-        message = f"{sizes} make {size:,} actions"
-        raise ScheduleError.of(
-            Code.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}."
-        )
+        message = f"{sizes} make {size:,} actions; the editor takes at most {MOST:,}."
+        raise ScheduleError.of(Code.TOO_LARGE, message)
 
 
 class Choice(NamedTuple):
@@ -169,19 +167,20 @@ class Draft:
         try:
             verify(self.whole, memory_limit)
         except ScheduleError as error:
-            # Only the missing actions may exceed the limit, and the reader did not
-            # place them.
-            late = (
-                p.code is Code.MEMORY and p.step >= len(self.rows[p.rank])  # type: ignore[index, operator]
-                for p in error.problems
-            )
-            first = next(
-                (p for p, is_late in zip(error.problems, late) if not is_late), None
-            )
+            first = next((p for p in error.problems if not self._is_late(p)), None)
             if first is not None and first.code is Code.ORDER:
                 return self._unmet(first.rank, first.step) or first  # type: ignore[arg-type]
             return first
         return None
+
+    def _is_late(self, problem: Problem) -> bool:
+        """Return whether only the missing actions exceed the memory limit, which the
+        reader did not place.
+        """
+        if problem.code is not Code.MEMORY:
+            return False
+        assert problem.rank is not None and problem.step is not None
+        return problem.step >= len(self.rows[problem.rank])
 
     def refusal(
         self, rank: int, action: Action, memory_limit: float | None = None
@@ -254,9 +253,8 @@ class Draft:
             action.
         """
         if not self.rows[rank]:
-            raise ScheduleError.of(
-                Code.SYNTAX, f"Rank {rank} has no action to take back.", rank
-            )
+            sentence = f"Rank {rank} has no action to take back."
+            raise ScheduleError.of(Code.SYNTAX, sentence, rank)
         *others, last = self.rows[rank]
         gives = self._uses(last).gives
         for action in self.actions:

@@ -37,6 +37,11 @@ class Sight:
         The most (stage, microbatch) pairs on each rank.
     halves : bool
         Whether I and W are offered instead of whole backwards.
+
+    Attributes
+    ----------
+    timeline, placed : Timeline
+        Of the whole schedule, and of the placed actions alone.
     """
 
     def __init__(
@@ -46,10 +51,10 @@ class Sight:
         self.draft, self.costs, self.limit, self.halves = self.inputs
         self.timeline = simulate(draft.whole, costs)
         self.is_finished = not draft.missing
-        self.ends: list[float] = []
-        for spans, row in zip(self.timeline.spans, draft.rows):
-            placed = spans[: len(row)]
-            self.ends.append(max((span.end for span in placed), default=0.0))
+        pairs = zip(self.timeline.spans, draft.rows)
+        spans = tuple(spans[: len(row)] for spans, row in pairs)
+        self.placed = replace(self.timeline, spans=spans)
+        self.ends = [row[-1].end if row else 0.0 for row in spans]
         self.end = max(self.ends)
 
     @property
@@ -104,12 +109,7 @@ class Sight:
     @property
     def idle(self) -> float:
         """The fraction of the time until the last end that ranks are idle."""
-        if not self.end:
-            return 0.0
-        busy = 0.0
-        for spans, row in zip(self.timeline.spans, self.draft.rows):
-            busy += sum(span.end - span.start for span in spans[: len(row)])
-        return max(0.0, 1 - busy / (len(self.ends) * self.end))
+        return max(0.0, self.placed.bubble_fraction)
 
     @cached_property
     def figures(self) -> list[tuple[str, str]]:
@@ -164,8 +164,7 @@ class Sight:
             return data
         data["sentences"]["finished"] = "has nothing placed from here on"
         panel["criticalPath"] = []
-        messages = sorted(self.timeline.messages, key=lambda message: message.sent)
-        pairs = zip(panel["messages"], messages)
+        pairs = zip(panel["messages"], self.timeline.messages)
         panel["messages"] = [row for row, sent in pairs if sent.value in placed]
         for rank, end, row in zip(panel["ranks"], self.ends, self.draft.rows):
             rank["actions"] = rank["actions"][: len(row)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from string import Template
 
-from minipipe.io import escaped, package_text
+from minipipe.io import escaped
 from minipipe.render.editor.answering import Editor
 from minipipe.render.editor.block import PATTERNS
 from minipipe.render.editor.puzzles import PUZZLES
-from minipipe.render.html import More, as_json, page_of
+from minipipe.render.html import More, as_json, file_text, page_of
 from minipipe.schedules.registry import REGISTRY, TRADES
 
 # Schedules with replicas, slices, updates or forwards alone cannot be edited by hand.
@@ -24,6 +24,7 @@ _OTHERS = (
     "forward-only",
 )
 
+_SCRIPTS = ("editor/desk.js", "editor/block.js", "editor/editor.js")
 _STARTING = {
     "http": "Starting…",
     "worker": (
@@ -61,8 +62,8 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     link = ""
     if home:
         link = f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>'
-        link += f"<script>\n{_file('theme.js')}\n</script>"
-    whole = Template(_file("editor.html")).substitute(
+        link += f"<script>\n{file_text('editor/theme.js')}\n</script>"
+    whole = Template(file_text("editor/editor.html")).substitute(
         names=_options(editor.draft.name),
         puzzles="".join(puzzles),
         patterns="".join(f"<option>{name}</option>" for name in PATTERNS),
@@ -75,15 +76,11 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
         above,
         beside,
         below,
-        style=_file("editor.css"),
-        scripts=tuple(map(_file, ("desk.js", "block.js", "editor.js"))),
+        style=file_text("editor/editor.css"),
+        scripts=tuple(map(file_text, _SCRIPTS)),
         policy="; connect-src 'self'; worker-src 'self'",
     )
     return page_of((editor.sight.panel,), first["player"], "Build a schedule", (), more)
-
-
-def _file(name: str) -> str:
-    return package_text(f"render/editor/{name}").strip()
 
 
 def _options(shown: str) -> str:

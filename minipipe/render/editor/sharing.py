@@ -45,17 +45,13 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
     """
     try:
         unzip = zlib.decompressobj()
-        data = unzip.decompress(
-            urlsafe_b64decode(text + "=" * (-len(text) % 4)), _MOST_BYTES
-        )
+        packed_bytes = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        data = unzip.decompress(packed_bytes, _MOST_BYTES)
         name, placement, microbatches, rows, costs, limit, puzzle = parse_json(data)
         draft = _checked(name, placement, microbatches, rows)
-        return (
-            draft,
-            json_value(costs, str, "the costs"),
-            limit,
-            json_value(puzzle, int, "the puzzle"),
-        )
+        costs = json_value(costs, str, "the costs")
+        puzzle = json_value(puzzle, int, "the puzzle")
+        return draft, costs, limit, puzzle
     except ScheduleError:
         raise
     # The text may also be no JSON, or JSON with other members.
@@ -73,11 +69,8 @@ def _checked(
     stages = tuple(json_value(rank, int, "a rank") for rank in placement)
     cells = (json_value(row, str, "a row").split() for row in rows)
     actions = tuple(tuple(map(Action.parse, row)) for row in cells)
-    draft = Draft(
-        json_value(name, str, "the name")[:60],
-        stages,
-        json_value(microbatches, int, "microbatches"),
-        actions,
-    )
+    name = json_value(name, str, "the name")[:60]
+    microbatches = json_value(microbatches, int, "microbatches")
+    draft = Draft(name, stages, microbatches, actions)
     rank_of_each_stage(draft.whole, "the editor")
     return draft

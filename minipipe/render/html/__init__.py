@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import product, starmap
 from operator import attrgetter
 from string import Template
 from typing import Any, NamedTuple, cast
@@ -21,30 +21,18 @@ from minipipe.core.schedules.action_table import ActionTable
 from minipipe.io import escaped, note_lines, package_text
 from minipipe.passes.kinds import KINDS
 from minipipe.render.descriptions import (
-    LATE_RECEIPTS,
     OVERLAPPED,
-    SENT,
-    darker_label,
+    box_entries,
     describe_action,
     describe_message,
     describe_wait,
-    entries_of,
     format_memory,
     held_label,
+    message_entries,
     origin,
-    ways_of,
 )
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.palette import (
-    DARK,
-    HATCH,
-    LIGHT,
-    Fill,
-    Theme,
-    chunks_by_kind,
-    fill_of,
-    shade,
-)
+from minipipe.render.palette import DARK, HATCH, LIGHT, Fill, Theme, fill_of, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, copies_of, panels_of
 from minipipe.render.units import scale_of
 from minipipe.schedules.analysis.held import lifetimes
@@ -54,7 +42,6 @@ from minipipe.schedules.simulation.timeline import Timeline, by_rank
 
 __all__ = ["draw_html"]
 
-_SENT = attrgetter("sent")
 _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destination}")
 
 
@@ -118,16 +105,14 @@ def player_data(panels: Sequence[Panel]) -> dict[str, Any]:
 def _panel(panel: Panel) -> dict[str, Any]:
     timeline = panel.timeline
     places = [{span: index for index, span in enumerate(row)} for row in timeline.spans]
+    messages = sorted(timeline.messages, key=attrgetter("sent"))
     return {
         "name": timeline.name,
         "memoryUnit": timeline.memory_unit,
         "pairs": panel.pairs or 1,
         "lanes": panel.kinds_beside(),
         "ranks": [_rank(panel, rank) for rank in range(timeline.num_ranks)],
-        "messages": [
-            _message(timeline, message)
-            for message in sorted(timeline.messages, key=_SENT)
-        ],
+        "messages": [_message(timeline, message) for message in messages],
         "criticalPath": [
             [rank, places[rank][span]] for rank, span in timeline.critical_path
         ],
@@ -227,20 +212,21 @@ def _sentences() -> dict[str, Any]:
         f"{cause} {kind}": describe_wait(Idle(0, 0, cause, source, action))
         for cause, (kind, action) in product(IdleCause, actions.items())
     }
+    waits |= {cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause}
+    message = Message(value, used_by, source, destination, 0.0, 0.0)
     return {
         "actions": {kind: describe_action(action) for kind, action in actions.items()},
-        "waits": {
-            **waits,
-            **{cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause},
-        },
-        "message": describe_message(
-            Message(value, used_by, source, destination, 0.0, 0.0)
-        ),
+        "waits": waits,
+        "message": describe_message(message),
     }
 
 
-# The CSS class of the arrows, by way.
-_LINES = {"forward": "message", "backward": "gradient"}
+# The arrows of the legend, by way.
+_ARROWS = {
+    "forward": '<i class="line message"></i>',
+    "backward": '<i class="line gradient"></i>',
+    "": "",
+}
 _CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
 # The files of the script, in the order of their dependencies.
 _SCRIPTS = (
@@ -288,9 +274,8 @@ def draw_html(
     tables = "".join(table for panel in panels for table in _tables(panel))
     summary = "<summary>All actions as tables</summary>"
     below = f'<details class="all">{summary}{tables}</details>'
-    return page_of(
-        panels, player_data(panels), title or _title(panels), notes, More(below=below)
-    )
+    title = title or _title(panels)
+    return page_of(panels, player_data(panels), title, notes, More(below=below))
 
 
 class More(NamedTuple):
@@ -325,15 +310,15 @@ def page_of(
     """Return the page of the player for some panels with their data, and with more
     around it.
     """
-    player = [_file(f"{name}.js") for name in _SCRIPTS]
+    player = [file_text(f"html/{name}.js") for name in _SCRIPTS]
     scripts = [_CONSTANTS, *player, *more.scripts]
     headings = [""] * len(panels)
     if len(panels) > 1:
         headings = list(map(_heading, panels))
-    return Template(_file("player.html")).substitute(
+    return Template(file_text("html/player.html")).substitute(
         title=escaped(title),
         notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
-        style="\n".join((_themes(), _file("player.css"), more.style)),
+        style="\n".join((_themes(), file_text("html/player.css"), more.style)),
         legend=legend(panels),
         charts="".join(map(_chart, panels, headings)),
         moments="".join(map(_moment, panels, headings)),
@@ -356,15 +341,15 @@ def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
     )
 
 
-def _file(name: str) -> str:
-    return package_text(f"render/html/{name}").strip()
+def file_text(name: str) -> str:
+    """Return the text of a file in the folder of drawings."""
+    return package_text(f"render/{name}").strip()
 
 
 def as_json(data: object) -> str:
     """Return data as JSON that cannot end its ``<script>`` element."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
 def _title(panels: Sequence[Panel]) -> str:
@@ -416,23 +401,16 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
             drawn += [each.action for each in panel.beside(rank)]
             boxes |= {(it.kind, panel.chunk_of(rank, it)) for it in drawn}
             causes |= {idle.cause for idle in panel.timeline.idle[rank]}
-    shades = chunks_by_kind(boxes)
-    for kinds, words in entries_of(shades):
-        swatches = (_swatch(kinds[0], chunk) for chunk in shades[kinds[0]])
-        yield _entry("".join(swatches), f"{', '.join(kinds)} {words}")
-    if any(chunk for _, chunk in boxes):
-        yield _entry("", darker_label(panels))
+    for shades, text in box_entries(boxes, panels):
+        yield _entry("".join(starmap(_swatch, shades)), text)
     if any(panel.overlapped for panel in panels):
         yield _entry('<i class="swatch joined"></i>', OVERLAPPED)
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
     yield _entry('<i class="swatch level"></i>', held_label(_is_memory(panels), panels))
-    ways = ways_of(panels)
-    for way in ways:
-        yield _entry(f'<i class="line {_LINES[way]}"></i>', SENT[way])
-    if any(panel.has_late_receipts for panel in panels):
-        yield _entry("", LATE_RECEIPTS)
-    if ways:
+    for way, text in message_entries(panels):
+        yield _entry(_ARROWS[way], text)
+    if any(panel.timeline.messages for panel in panels):
         yield _entry('<i class="line wait"></i>', "dependency of a waiting rank")
 
 
@@ -479,11 +457,10 @@ def _heading(panel: Panel) -> str:
 
 def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
     yield from panel.figures
-    if panel.timeline.peak_memory is not None:
-        unit = panel.timeline.memory_unit
-        peaks = by_rank(
-            panel.timeline.peak_memory, lambda peak: format_memory(peak, unit)
-        )
+    timeline = panel.timeline
+    if timeline.peak_memory is not None:
+        unit = timeline.memory_unit
+        peaks = by_rank(timeline.peak_memory, lambda peak: format_memory(peak, unit))
         if unit != "bytes":
             peaks += f" {unit}"
         yield "peak memory by rank", peaks

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from minipipe.core.schedules.action import REDUCE_GRAD, Action, L
-from minipipe.core.specs import SCHEDULE_NUMBER
+from minipipe.core.specs import SCHEDULE_COUNT
 from minipipe.errors import misuse
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import (
@@ -199,11 +199,8 @@ def shows_memory(walkthrough: Walkthrough) -> bool:
     the size of activations.
     """
     costs = walkthrough.costs
-    return (
-        costs.activation != 1
-        or costs.weight_activation is not None
-        or costs.transient_activation != 0
-    )
+    sizes = (costs.activation, costs.weight_activation, costs.transient_activation)
+    return sizes != (1, None, 0)
 
 
 def describe_transit(
@@ -384,13 +381,10 @@ def chosen_snapshots(
             raise misuse(f"{reason}; choose one of these.")
         chosen = {"--at": at}
     count = len(walkthrough)
+    expected = f"a step from 0 to {count - 1}, or from -1 to {-count} from the end"
+    step = SCHEDULE_COUNT._replace(minimum=-count, maximum=count - 1, expected=expected)
     for option, number in chosen.items():
-        if not -count <= number < count:
-            raise SCHEDULE_NUMBER.refusal(
-                option,
-                number,
-                f"a step from 0 to {count - 1}, or from -1 to {-count} from the end",
-            )
+        step.check(option, number)
     numbers = [number % count for number in chosen.values()]
     if numbers[-1] < numbers[0]:
         reason = f"--from is {first} and --to is {last}"
@@ -436,15 +430,10 @@ def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
-    names = ("source", "destination", "sent", "arrived")
-    about = {name: getattr(message, name) for name in names}
-    has_arrived = message.arrived <= time
-    return {
-        "value": str(message.value),
-        "used_by": str(message.used_by),
-        **about,
-        "has_arrived": has_arrived,
-    }
+    data = message._asdict()
+    del data["was_awaited"], data["size"]
+    actions = {name: str(data[name]) for name in ("value", "used_by")}
+    return {**data, **actions, "has_arrived": message.arrived <= time}
 
 
 _FIGURES = ("makespan", "bubble_fraction", "peak_activations", "peak_memory")

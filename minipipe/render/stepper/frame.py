@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from math import ceil, floor
 
 from minipipe.render.panel import Panel
 from minipipe.render.stepper.description import (
@@ -29,22 +28,16 @@ from minipipe.render.stepper.walkthrough import (
 from minipipe.render.terminal import ALARM, IDLE, ground, paint
 from minipipe.render.text import (
     Cell,
-    Columns,
     action_cells,
     draw_axis,
     drawn_spans,
-    fit_columns,
-    label_width,
     legend,
     paint_cells,
     places_of,
-    shortest_time,
+    strip_columns,
 )
 
 _BEYOND = 14  # columns after the end, for the labels of stuck actions
-# Columns for each action of the longest row: one short action cannot stretch the strip
-# without limit.
-_MOST_COLUMNS = 12
 
 
 class Strip:
@@ -86,7 +79,7 @@ class Strip:
         """
         if width != self.width:
             self.width = width
-            self.columns = columns = self._lay_out(width)
+            self.columns = columns = strip_columns(self.panel, width)
             start = self.walkthrough.timeline.start
             self.places = [places_of(spans, start, columns) for spans in self.spans]
         cursor = round(self.columns.column(snapshot.time))
@@ -105,23 +98,6 @@ class Strip:
             lines.append(paint_cells(cells, colour).rstrip())
         return lines
 
-    def _lay_out(self, width: int) -> Columns:
-        """Choose one screen for everything if that fits, otherwise columns for the
-        label of every action.
-        """
-        fitting = fit_columns([self.panel], width)
-        if fitting.total <= width:
-            return fitting._replace(band=width)
-        widest = label_width([self.panel], names_stages=True) + 1
-        each = widest / shortest_time([self.panel])
-        most = (_MOST_COLUMNS * max(map(len, self.spans)) + width) / fitting.makespan
-        # A whole number of columns per unit, unless that is less than one.
-        if fitting.makespan.is_integer():
-            each = ceil(each)
-            most = floor(most) or most
-        total = min(each, most) * fitting.makespan
-        return Columns(fitting.makespan, max(ceil(total), fitting.total), width)
-
     def _cells(
         self, snapshot: Snapshot, rank: int, cursor: int, first: int
     ) -> list[Cell]:
@@ -129,7 +105,6 @@ class Strip:
         cells: list[Cell] = [("·", IDLE)] * num_past
         cells += [(" ", "")] * (self.width - num_past)
         places = self.places[rank]
-        names_stages = self.columns.names_stages
         first_visible = max(0, bisect_left(places, (first, 0)) - 1)
         for at in range(first_visible, len(places)):
             begin, end = places[at]
@@ -139,7 +114,7 @@ class Strip:
             has_begun = self.numbers[rank][at] <= snapshot.number
             length = end - begin
             drawn = action_cells(
-                self.panel, rank, action, length, names_stages, has_begun
+                self.panel, rank, action, length, self.columns, has_begun
             )
             visible = drawn[max(0, first - begin) :]
             left = max(0, begin - first)
@@ -324,15 +299,13 @@ class Frame:
         return [" ".join(coming[:count]) for count in (3, 2, 1)]
 
     def _coloured(self, rank: int, state: RankState, text: str) -> str:
-        if not self.colour:
-            return text
         if state.activity is Activity.STUCK:
-            return paint(text, ALARM)
+            return self._painted(text, ALARM)
         if state.activity is Activity.RUNS and state.action is not None:
             length = len(str(state.action))
             chunk = self.strip.panel.chunk_of(rank, state.action)
             colours = ground(state.action.kind, chunk)
-            return paint(text[:length], colours) + text[length:]
+            return self._painted(text[:length], colours) + text[length:]
         return text
 
 

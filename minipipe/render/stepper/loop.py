@@ -121,8 +121,8 @@ class KeyScreen(Screen):
         sequence = ""
         # A sequence ends with a letter or ~.
         while sequence[1:2] == "" or sequence[-1] in "0123456789;":
-            if not self._is_more():
-                return "escape"
+            if not select.select([self._input], [], [], 0.05)[0]:
+                return "escape"  # nothing follows
             sequence += self._read()
         # Some terminals send O instead of [.
         return _SEQUENCES.get(sequence.strip("[O~"), "escape")
@@ -146,9 +146,6 @@ class KeyScreen(Screen):
 
     def _read(self) -> str:
         return os.read(self._input, 1).decode("ascii", "replace")
-
-    def _is_more(self) -> bool:
-        return bool(select.select([self._input], [], [], 0.05)[0])
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
@@ -261,9 +258,8 @@ class Stepper:
             self.go(self.screen.ask(question).strip())
         elif key == "r":
             ranks = f"0 to {self.frame.num_ranks - 1}; Enter: all"
-            self.choose(
-                self.screen.ask(f"stop only at actions of rank ({ranks}): ").strip()
-            )
+            question = f"stop only at actions of rank ({ranks}): "
+            self.choose(self.screen.ask(question).strip())
         elif key in ("?", "h"):
             self.help()
         else:

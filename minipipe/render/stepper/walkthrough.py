@@ -9,13 +9,13 @@ An illegal schedule runs until it gets stuck. Each of its actions takes one roun
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes
@@ -123,37 +123,6 @@ class Snapshot(NamedTuple):
     event: Event | None
     ranks: tuple[RankState, ...]
     messages: tuple[Message, ...]
-
-
-def problems_of(
-    schedule: ActionTable,
-    memory_limit: float | Sequence[float] | None,
-    memory: Footprint | None,
-    costs: Costs,
-) -> tuple[Problem, ...]:
-    """Return the problems that the verifier finds; raise its error if the walk cannot
-    even begin.
-    """
-    try:
-        if memory is None:  # the limit counts pairs
-            verify(schedule, memory_limit)
-        else:
-            n = schedule.num_stages
-            of_slices = costs.sliced(schedule.num_slices)
-            weights = of_slices.weight_memory(n)
-            keys_values = of_slices.by_stage("keys_values", n)
-            verify(
-                schedule, memory_limit, memory, weights=weights, keys_values=keys_values
-            )
-    except ScheduleError as error:
-        if error.code == "value":
-            raise
-        try:
-            walk(schedule)
-        except ScheduleError:
-            raise error from None
-        return error.problems
-    return ()
 
 
 def timeline_in_rounds(walked: Walk) -> Timeline:
@@ -274,7 +243,7 @@ class Walkthrough:
         check_costs(costs)
         self.schedule = schedule
         self.costs = costs or Costs()
-        self.problems = problems_of(schedule, memory_limit, memory, self.costs)
+        self.problems = self._problems(memory_limit, memory)
         self.is_timed = all(problem.code == "memory" for problem in self.problems)
         self.program = schedule
         if self.is_timed and self.costs.sends_block:
@@ -301,6 +270,31 @@ class Walkthrough:
             self._indices[event.rank].append(at)
             self._first.setdefault(event.action, at)
         self._times = [*(event.start for event in self.events), self.timeline.end]
+
+    def _problems(
+        self, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+    ) -> tuple[Problem, ...]:
+        """Return the problems that the verifier finds; raise its error if the walk
+        cannot even begin.
+        """
+        schedule = self.schedule
+        of_stages: dict[str, Any] = {}
+        if memory is not None:  # otherwise the limit counts pairs
+            n = schedule.num_stages
+            of_slices = self.costs.sliced(schedule.num_slices)
+            of_stages["weights"] = of_slices.weight_memory(n)
+            of_stages["keys_values"] = of_slices.by_stage("keys_values", n)
+        try:
+            verify(schedule, memory_limit, memory, **of_stages)
+        except ScheduleError as error:
+            if error.code == "value":
+                raise
+            try:
+                walk(schedule)
+            except ScheduleError:
+                raise error from None
+            return error.problems
+        return ()
 
     def _held(self) -> list[list[tuple[Held, Held]]]:
         """Return, by rank and position, the pairs held while an action runs and after
@@ -372,7 +366,8 @@ class Walkthrough:
         time = self._times[max(0, number - 1)]
         ranks = range(self.program.num_ranks)
         states = tuple(self._state(rank, number, time) for rank in ranks)
-        return Snapshot(number, time, event, states, self._messages_at(number))
+        messages = (it for first, last, it in self._messages if first <= number < last)
+        return Snapshot(number, time, event, states, tuple(messages))
 
     def __iter__(self) -> Iterator[Snapshot]:
         return map(self.__getitem__, range(len(self)))
@@ -431,13 +426,6 @@ class Walkthrough:
         )
 
     @cached_property
-    def _round_of(self) -> Callable[[int], int]:
-        """Maps the number of a value to the round in which an illegal schedule gives
-        it.
-        """
-        return order(self.flow).given
-
-    @cached_property
     def _predicted(self) -> dict[Action, Message]:
         """The messages of a legal schedule, by consumer."""
         if self.is_timed:
@@ -460,10 +448,8 @@ class Walkthrough:
             has_come = False  # the slot lasts until then
         else:
             pair = (action, self.partners.get(action, action))
-            has_come = all(
-                a not in self._predicted or self._predicted[a].arrived <= time
-                for a in pair
-            )
+            messages = (self._predicted[a] for a in pair if a in self._predicted)
+            has_come = all(message.arrived <= time for message in messages)
         if has_come:
             return None, None
         return idle.source, idle.awaited
@@ -476,13 +462,12 @@ class Walkthrough:
             bisect_right(indices, time, key=lambda at: self.events[at].end)
             for indices in self._indices
         ]
-        needed = awaited(self.flow, self._round_of, positions, rank, time)
+        needed = awaited(self.flow, order(self.flow).given, positions, rank, time)
         action = self.program.actions[rank][positions[rank]]
         if needed is not None:
-            stage, kind, k = needed
-            action = self.program.as_written(
-                Action(stage, ActionKind(kind), self.program.microbatches[k])
-            )
+            stage, kind, number = needed
+            k = self.program.microbatches[number]
+            action = self.program.as_written(Action(stage, ActionKind(kind), k))
         elif action.kind.is_communication:  # the stages exchange no such message
             message = Transfer.carried_by(action)
             action = message.receive if action == message.send else message.send
@@ -492,10 +477,6 @@ class Walkthrough:
         return action in self._first and self.events[self._first[action]].start <= time
 
     # -- messages ----------------------------------------------------------------------
-
-    def _messages_at(self, number: int) -> tuple[Message, ...]:
-        known = self._messages
-        return tuple(it for first, last, it in known if first <= number < last)
 
     def _gives_message(self, event: Event) -> bool:
         """Whether a value of an action travels to another stage, and no SEND of its own
@@ -516,9 +497,8 @@ class Walkthrough:
             value = _value_of(event.action)
             if value is None or not self._gives_message(event):
                 continue
-            producer, consumer = map(
-                self.program.as_written, (value.producer, value.consumer)
-            )
+            producer = self.program.as_written(value.producer)
+            consumer = self.program.as_written(value.consumer)
             destination = self.program.home_of(consumer)
             assert destination is not None
             if destination == event.rank:

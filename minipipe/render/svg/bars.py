@@ -90,19 +90,18 @@ def draw_bars(
     ... )
     ('<svg', 1)
     """
-    return _BarsPage(
-        names, columns, looks, marks, Page(width, title, notes, Letters(DEFAULT_SIZE))
-    ).drawn()
+    page = Page(width, title, notes, Letters(DEFAULT_SIZE))
+    return _BarsPage(page, names, columns, looks, marks).drawn()
 
 
 class _BarsPage(NamedTuple):
     """The page: the names on the left, and columns of equal width."""
 
+    page: Page
     names: Sequence[str]
     columns: Mapping[str, Sequence[Bar]]
     looks: Mapping[str, ActionKind | IdleCause]
     marks: str
-    page: Page
 
     def drawn(self) -> str:
         """Return the whole document."""
@@ -111,7 +110,7 @@ class _BarsPage(NamedTuple):
         parts, y = page.head()
         widest = max(letters.width("rank", name) for name in self.names)
         left = page.margin + widest + 10
-        width = (page.width - page.margin - left) / len(self.columns)
+        width = (page.right - left) / len(self.columns)
         for i, name in enumerate(self.names):
             baseline = y + 28 + i * _ROW + 0.75 * _HEIGHT
             parts.append(letters.draw("rank", left - 10, baseline, name))
@@ -119,16 +118,14 @@ class _BarsPage(NamedTuple):
             column = self._column(head, bars, width - _GAP)
             parts.append(moved(left + i * width, y, column))
         y += 28 + len(self.names) * _ROW + 8
-        legend = Legend(letters)
-        right = page.width - page.margin
-        entries, bottom = legend.draw(self._entries(legend), left, right, y)
+        legend = Legend(page)
+        entries, bottom = legend.draw(self._entries(legend), left, y)
         sentences = []
         for head, bars in self.columns.items():
             labels = (f"{name} {bar.label}" for name, bar in zip(self.names, bars))
             sentences.append(f"{head}: {', '.join(labels)}.")
         described = " ".join(sentences)
-        title = page.title or "Bars"
-        return page.document([*parts, *entries], bottom, title, described)
+        return page.document([*parts, *entries], bottom, "Bars", described)
 
     def _column(self, head: str, bars: Sequence[Bar], width: float) -> Iterator[str]:
         """Yield a column whose upper left corner is at 0, 0."""

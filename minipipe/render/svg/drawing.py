@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, starmap
 
 from minipipe.core.schedules.action_table import ActionTable
 from minipipe.core.specs import Spec
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import (
+    box_entries,
     caption,
-    darker_label,
     figures,
     held_label,
-    ways_of,
+    message_entries,
 )
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.layout import Axis, number
@@ -122,24 +122,12 @@ def draw_svg(
     panels = panels_of(drawn)
     _FONT_SIZE.check("font_size", font_size)
     least = math.ceil(_LEAST_WIDTH * font_size)
-    expected = f"{least} to {MOST_PIXELS} pixels with a font_size of {font_size:g}"
-    fitting = Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected)
-    fitting.check("width", width)
+    Page.check_width(width, least, f" with a font_size of {font_size:g}")
     if animated:
         title = title or heading(panels)
         notes = [*note_lines(notes), *filter(None, [unit_note(panels)])]
-    letters = Letters(font_size)
-    page = _TimelinePage(
-        panels,
-        width,
-        title,
-        notes,
-        letters,
-        has_memory=memory,
-        has_messages=messages,
-        is_animated=animated,
-    )
-    return page.drawn(legend)
+    page = Page(width, title, notes, Letters(font_size))
+    return _TimelinePage(page, panels, memory, messages, animated).drawn(legend)
 
 
 def _strips_of(panels: Sequence[Panel]) -> list[list[Strip]]:
@@ -151,22 +139,19 @@ def _strips_of(panels: Sequence[Panel]) -> list[list[Strip]]:
     return strips
 
 
-class _TimelinePage(Page):
+class _TimelinePage:
     """The page of timelines: panels above each other on one axis of time."""
 
     def __init__(
         self,
+        page: Page,
         panels: Sequence[Panel],
-        width: int,
-        title: str | None,
-        notes: Sequence[str],
-        letters: Letters,
-        *,
         has_memory: bool,
         has_messages: bool,
         is_animated: bool,
     ) -> None:
-        super().__init__(width, title, notes, letters)
+        self.page = page
+        self.letters = letters = page.letters
         self.panels = panels
         self.has_messages = has_messages
         self.is_animated = is_animated
@@ -181,7 +166,7 @@ class _TimelinePage(Page):
         left, right = self._margins()
         duration = max(timeline.makespan for timeline in timelines)
         tick = letters.size_of("tick")
-        inner = width - left - right
+        inner = page.width - left - right
         self.axis = Axis(duration, timelines[0].unit, left, inner, tick)
         self.motion: Motion | None = None
         if is_animated:
@@ -202,26 +187,25 @@ class _TimelinePage(Page):
 
     def drawn(self, has_legend: bool) -> str:
         """Return the whole document."""
-        parts, y = self.head()
+        parts, y = self.page.head()
         for index in range(len(self.panels)):
             drawn, y = self._panel(index, y)
             parts += drawn
         parts += self._ticks(y)
         if has_legend:
-            legend = Legend(self.letters)
-            right = self.width - self.margin
+            legend = Legend(self.page)
             top = y + self.letters.scaled(30)
-            drawn, y = legend.draw(self._entries(legend), self.margin, right, top)
+            drawn, y = legend.draw(self._entries(legend), self.page.margin, top)
             parts += drawn
         else:
             y += self.letters.line("tick")
         panels = self.panels
         captions = (f"{caption(it)}. {it.timeline.note}".strip() for it in panels)
-        title = self.title or f"Timeline of {', above '.join(self._names())}"
-        described = " ".join([*captions, *self.notes])
+        name = f"Timeline of {', above '.join(self._names())}"
+        described = " ".join([*captions, *self.page.notes])
         if self.motion:
-            return self.document(parts, y, title, described, self.motion.style)
-        return self.document(parts, y, title, described)
+            return self.page.document(parts, y, name, described, self.motion.style)
+        return self.page.document(parts, y, name, described)
 
     def _names(self) -> list[str]:
         return [panel.timeline.name for panel in self.panels]
@@ -240,7 +224,7 @@ class _TimelinePage(Page):
             peaks += (idle_label(it.makespan, it.unit) for it in timelines)
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
-        return round(left) + self.margin, round(right) + self.margin
+        return round(left) + self.page.margin, round(right) + self.page.margin
 
     # -- a panel -----------------------------------------------------------------------
 
@@ -256,7 +240,7 @@ class _TimelinePage(Page):
             caption = cause(panel)
         lines = [("name", name), ("figures", caption), ("note", panel.timeline.note)]
         head = y
-        parts, y = self.text(lines, y)
+        parts, y = self.page.text(lines, y)
         width = self.letters.width("name", name)
         # Running figures stand on the line of the name, if it has space for them.
         if self.motion and width > self.motion.width_beside(panel):
@@ -328,7 +312,7 @@ class _TimelinePage(Page):
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        yield from legend.kinds(self.boxes, darker_label(self.panels))
+        yield from starmap(legend.shades, box_entries(self.boxes, self.panels))
         if any(len(run) > 1 for lane in self.rows for run in lane.runs):
             yield legend.runs()
         if any(panel.overlapped for panel in self.panels):
@@ -344,5 +328,4 @@ class _TimelinePage(Page):
                 label = held_label(noun != "activations", self.panels)
             yield legend.strip(label)
         if self.has_messages:
-            has_late_receipts = any(panel.has_late_receipts for panel in self.panels)
-            yield from legend.arrows(ways_of(self.panels), has_late_receipts)
+            yield from starmap(legend.arrow, message_entries(self.panels))

@@ -68,7 +68,7 @@ def draw_graph(
     return _GraphPage(columns, arrows, title).drawn()
 
 
-class _GraphPage(Page):
+class _GraphPage:
     """The page of a graph: the middle of each node in ``places``, and half of its width
     in ``halves``.
     """
@@ -79,7 +79,7 @@ class _GraphPage(Page):
         arrows: list[tuple[str, str, str]],
         title: str | None,
     ) -> None:
-        letters = Letters(DEFAULT_SIZE)
+        self.letters = letters = Letters(DEFAULT_SIZE)
         self.places: dict[str, tuple[float, float]] = {}
         self.halves: dict[str, float] = {}
         self.column_of: dict[str, int] = {}
@@ -95,12 +95,12 @@ class _GraphPage(Page):
                 self.column_of[name] = i
             x += 2 * half + _GAP
         width = max(round(x - _GAP + letters.scaled(18)), 200)
-        super().__init__(width, title, (), letters)
+        self.page = Page(width, title, (), letters)
         self.arrows = arrows
 
     def drawn(self) -> str:
         """Return the whole document."""
-        parts, y = self.head()
+        parts, y = self.page.head()
         times = Counter(arrow[:2] for arrow in self.arrows)
         before = Counter[tuple[str, str]]()
         drawn = []
@@ -119,8 +119,7 @@ class _GraphPage(Page):
             f"{source} to {target}: {label}" for source, target, label in self.arrows
         )
         parts.append(moved(0, y + upper, drawn))
-        title = self.title or "A graph"
-        return self.document(parts, y + upper + bottom, title, described)
+        return self.page.document(parts, y + upper + bottom, "A graph", described)
 
     def _span(self, source: str, target: str) -> int:
         """Return how many columns an arrow goes to the right."""
@@ -129,9 +128,8 @@ class _GraphPage(Page):
     def _node(self, name: str) -> str:
         x, y = self.places[name]
         half = self.halves[name]
-        box = rect(
-            paint("other"), 2 * half, _HEIGHT, x - half, y - _HEIGHT / 2, more='rx="5"'
-        )
+        corner = (x - half, y - _HEIGHT / 2)
+        box = rect(paint("other"), 2 * half, _HEIGHT, *corner, more='rx="5"')
         return box + self.letters.draw("node", x, y + 4, name)
 
     def _arrow(

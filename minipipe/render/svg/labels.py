@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 from minipipe.render.descriptions import short_label
@@ -81,13 +81,10 @@ class Labels:
         self._measure(lanes)
         sizes = [letters.size / 12 * size for size in _SIZES]
         sizes = [size for size in sizes if size <= height - 3] or sizes[-1:]
-        wishes = (
-            (size, forms) for forms in (_UPRIGHT, _WITH_KIND, _FORMS) for size in sizes
-        )
-        fitting = (
-            (size, forms) for size, forms in wishes if self._all_have_room(forms, size)
-        )
-        self.size, forms = next(fitting, (sizes[-1], _NOT_TURNED))
+        wishes = product((_UPRIGHT, _WITH_KIND, _FORMS), sizes)
+        fitting = (wish for wish in wishes if self._all_have_room(*wish))
+        forms, size = next(fitting, (_NOT_TURNED, sizes[-1]))
+        self.size = size
         self._forms = {kind: self._form(kind, forms) for kind in self._widths}
 
     def draw(self, lane: Lane) -> Iterator[str]:
@@ -137,13 +134,11 @@ class Labels:
         for lane in lanes:
             for action, start, end in lane.spans:
                 self._widths[action.kind].append((end - start) * self._scale)
+                measured = action
+                if not action.kind.is_of_rank:
+                    measured = action._replace(kind=widest)
                 for form in _FORMS:
-                    if action.kind.is_of_rank:
-                        self._longest[action.kind, form] = text_width(action.kind, 1)
-                        continue
-                    width = text_width(
-                        _written(lane, action._replace(kind=widest), form), 1
-                    )
+                    width = text_width(_written(lane, measured, form), 1)
                     longest = self._longest[action.kind, form]
                     self._longest[action.kind, form] = max(longest, width)
 

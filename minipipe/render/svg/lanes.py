@@ -58,14 +58,9 @@ def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> st
         first = max(first_x, first_y)
         last = min(last_x, last_y)
         if first < last:
-            lines.append(
-                _segment(
-                    x + first * along_x,
-                    y + first * along_y,
-                    x + last * along_x,
-                    y + last * along_y,
-                )
-            )
+            begin = (x + first * along_x, y + first * along_y)
+            end = (x + last * along_x, y + last * along_y)
+            lines.append(_segment(*begin, *end))
     return "".join(lines)
 
 
@@ -219,13 +214,8 @@ class LaneSize(NamedTuple):
         box, strip, thin, pitch = map(letters.scaled, (box, strip, thin, pitch))
         return cls(box, strip, thin, pitch, tuple(beside))
 
-    @property
-    def below(self) -> int:
-        """The upper edge of the first strip."""
-        return self.top_of(len(self.beside))
-
     def top_of(self, index: int) -> int:
-        """Return the upper edge of a thin lane."""
+        """Return the upper edge of a thin lane; strips are below the last one."""
         return self.box + 2 + index * (self.thin + 2)
 
 
@@ -398,20 +388,16 @@ class Lane:
         stop = run[-1].end
         if following and self._is_narrow(stop, following[0].start):
             stop = following[0].start
-        first = self.x(run[0].start)
-        last = self.x(stop)
+        left = self.x(run[0].start)
+        width = self.x(stop) - left
         times: defaultdict[ActionKind, float] = defaultdict(float)
         for action, start, end in run:
             times[action.kind] += end - start
         top = 0.0
         for kind in (kind for kind in map(ActionKind, KINDS) if kind in times):
             part = self.size.box * times[kind] / (stop - run[0].start)
-            yield (
-                kind,
-                path_data(
-                    "M", first, top, "h", last - first, "v", part, "H", first, "z"
-                ),
-            )
+            band = path_data("M", left, top, "h", width, "v", part, "H", left, "z")
+            yield kind, band
             top += part
 
     def _box(
@@ -471,7 +457,8 @@ class Lane:
         return letters.draw("peak", self.axis.right + 8, baseline, label)
 
     def _top_of_strip(self, index: int) -> int:
-        return self.size.below + index * (self.size.strip + 2)
+        below = self.size.top_of(len(self.size.beside))
+        return below + index * (self.size.strip + 2)
 
     def _strip_path(self, strip: Strip, most: float) -> str:
         """Return the outline of a strip as path data; 0 is at its lower edge."""

@@ -7,21 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.descriptions import (
-    LATE_RECEIPTS,
-    OVERLAPPED,
-    SENT,
-    WAYS,
-    describe_message,
-    entries_of,
-    way_of,
-)
+from minipipe.render.descriptions import OVERLAPPED, WAYS, describe_message, way_of
 from minipipe.render.layout import Axis, number, wrapped
-from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
 from minipipe.render.svg.elements import group, moved, path, path_data, polyline, rect
 from minipipe.render.svg.lanes import filled, slot
-from minipipe.render.svg.style import Letters, box_paint, paint
+from minipipe.render.svg.style import Page, box_paint, paint
 from minipipe.schedules import ActionKind, IdleCause
 
 _ASIDE = 0.4  # half the width of an arrowhead, relative to its length
@@ -131,11 +122,11 @@ class Entry(NamedTuple):
 
 
 class Legend:
-    """The entries of a legend at one font size.
+    """The entries of the legend of a page.
 
     Parameters
     ----------
-    letters : Letters
+    page : Page
 
     Attributes
     ----------
@@ -143,28 +134,19 @@ class Legend:
         The size of the picture of an entry, in pixels.
     """
 
-    def __init__(self, letters: Letters) -> None:
-        self._letters = letters
-        self.width = letters.scaled(_WIDTH)
-        self.height = letters.scaled(_HEIGHT)
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._letters = page.letters
+        self.width = page.letters.scaled(_WIDTH)
+        self.height = page.letters.scaled(_HEIGHT)
 
-    def kinds(
-        self, boxes: Iterable[tuple[ActionKind, int]], darker: str
-    ) -> Iterator[Entry]:
-        """Yield the kinds of action, each with the shades of its chunks, and the
-        meaning of darker shades.
-        """
-        chunks_of = chunks_by_kind(boxes)
-        for kinds, description in entries_of(chunks_of):
-            kind = kinds[0]
-            width = self.width / len(chunks_of[kind])
-            shades = (
-                rect(box_paint(kind, chunk), width, self.height, x=i * width)
-                for i, chunk in enumerate(chunks_of[kind])
-            )
-            yield Entry("".join(shades), f"{', '.join(kinds)} {description}")
-        if any(map(any, chunks_of.values())):
-            yield Entry("", darker)
+    def shades(self, boxes: Sequence[tuple[ActionKind, int]], text: str) -> Entry:
+        """Return the entry of a kind of action, with the shades of its chunks."""
+        drawn = ""
+        for i, (kind, chunk) in enumerate(boxes):
+            width = self.width / len(boxes)
+            drawn += rect(box_paint(kind, chunk), width, self.height, x=i * width)
+        return Entry(drawn, text)
 
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
         """Yield the causes of idle time, each with its hatching."""
@@ -195,26 +177,24 @@ class Legend:
         corners = (path_data("V", y * bottom, "H", x * right) for x, y in steps)
         return Entry(filled(f"M0 {bottom}{''.join(corners)}V{bottom}"), label)
 
-    def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
-        """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the
-        limit of measured arrows.
-        """
+    def arrow(self, way: str, text: str) -> Entry:
+        """Return the entry of the messages of one way, or of a note on arrows."""
+        if not way:
+            return Entry("", text)
         middle = self.height / 2
         head = self._letters.size / 2
-        for way in ways:
-            shaft = path(paint(way), path_data("M", 0, middle, "H", self.width))
-            tip = path(paint(f"{way}-head"), arrow_head(self.width, middle, head, 0))
-            yield Entry(shaft + tip, SENT[way])
-        if has_late_receipts:
-            yield Entry("", LATE_RECEIPTS)
+        shaft = path(paint(way), path_data("M", 0, middle, "H", self.width))
+        tip = path(paint(f"{way}-head"), arrow_head(self.width, middle, head, 0))
+        return Entry(shaft + tip, text)
 
     def draw(
-        self, entries: Iterable[Entry], left: float, right: float, top: float
+        self, entries: Iterable[Entry], left: float, top: float
     ) -> tuple[list[str], float]:
         """Draw entries side by side, in as many lines as they need; return them and
         their lower edge.
         """
         letters = self._letters
+        right = self._page.right
         drawn = []
         x = left
         y = top

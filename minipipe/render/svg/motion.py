@@ -74,6 +74,7 @@ class Motion:
             Further parts of the drawing that are shown at the end.
         """
         top = tops[0] - 5
+        middles = [each + height / 2 for each in tops]
         yield from self._curtain(top, bottom)
         line = path_data("M", self._axis.left, top, "V", bottom)
         yield group('class="now" display="none"', [path(paint("step"), line)])
@@ -81,9 +82,9 @@ class Motion:
         for index in range(math.ceil(end / self._step)):
             time = index * self._step
             delay = f'style="animation-delay:{_LEAD + time * self._seconds:.3f}s"'
-            figures = self._figures(panel, time, tops, height, baseline)
+            figures = self._figures(panel, time, middles, baseline)
             yield group(f'class="frame" display="none" {delay}', figures)
-        figures = self._figures(panel, end, tops, height, baseline)
+        figures = self._figures(panel, end, middles, baseline)
         gap = list(self._gap(panel, (top + bottom) / 2))
         yield group(f'class="end end-{len(self._ends)}"', [*figures, finished])
         if gap:  # after the line of the current time has crossed it
@@ -126,15 +127,10 @@ class Motion:
             yield path(paint("choice"), "".join(heads))
 
     def _figures(
-        self,
-        panel: Panel,
-        time: float,
-        tops: Sequence[float],
-        height: float,
-        baseline: float,
+        self, panel: Panel, time: float, middles: Sequence[float], baseline: float
     ) -> list[str]:
         """Return the time beside the name of a panel, with the bubble at the end, and
-        the idle time of each rank.
+        the idle time of each rank, at the middle of its boxes.
         """
         letters = self._letters
         right = self._axis.right
@@ -142,11 +138,11 @@ class Motion:
         if time < panel.timeline.makespan:
             role = "running"
         texts = [letters.draw(role, right, baseline, _running(panel, time))]
-        down = height / 2 + 0.35 * letters.size_of("peak")
+        down = 0.35 * letters.size_of("peak")
         x = right + letters.scaled(8)
-        for rank, top in enumerate(tops):
+        for rank, middle in enumerate(middles):
             idle = idle_label(panel.idle_until(rank, time), panel.timeline.unit)
-            texts.append(letters.draw("peak", x, top + down, idle))
+            texts.append(letters.draw("peak", x, middle + down, idle))
         return texts
 
     def style(self, name: str) -> str:
@@ -169,15 +165,13 @@ class Motion:
             f"{ends}{{opacity:1;transform:{across}}}{after},100%{{opacity:0;transform:{across}}}",
             "frame": f"0%{{opacity:1}}{frame:.4f}%,100%{{opacity:0}}",
         }
-        for index, end in enumerate(self._ends):
-            finished = f"{number(100 * (_LEAD + end * self._seconds) / total)}%"
-            frames[f"end-{index}"] = (
-                f"0%{{opacity:1}}{begins}{{opacity:0}}{finished},100%{{opacity:1}}"
-            )
+        back = {f"end-{index}": end for index, end in enumerate(self._ends)}
         if max(self._ends) > min(self._ends):
-            frames["saved"] = (
-                f"0%{{opacity:1}}{begins}{{opacity:0}}{ends},100%{{opacity:1}}"
-            )
+            back["saved"] = max(self._ends)
+        away = f"0%{{opacity:1}}{begins}{{opacity:0}}"
+        for each, end in back.items():
+            at = number(100 * (_LEAD + end * self._seconds) / total)
+            frames[each] = f"{away}{at}%,100%{{opacity:1}}"
         hidden = ",".join(f"#{name} .{each}" for each in ("frame", "end", "saved"))
         moving = ",".join(f"#{name} .{each}" for each in ("curtain", "now", "frame"))
         shown = f"{moving}{{display:inline}}{hidden}{{opacity:0}}"

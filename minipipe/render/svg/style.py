@@ -17,7 +17,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from minipipe.core.schedules.action import ActionKind
-from minipipe.io import escaped, note_lines
+from minipipe.core.specs import Spec
+from minipipe.io import MOST_PIXELS, escaped, note_lines
 from minipipe.render.layout import number, text_width, wrapped
 from minipipe.render.palette import DARK, LIGHT, fill_of, shade
 
@@ -193,6 +194,11 @@ class Page:
     title : str or None
     notes : sequence of str
     letters : Letters
+
+    Attributes
+    ----------
+    margin, right : int
+        The x coordinates between which it draws.
     """
 
     def __init__(
@@ -203,6 +209,14 @@ class Page:
         self.notes = note_lines(notes)
         self.letters = letters
         self.margin = letters.scaled(_MARGIN)
+        self.right = width - self.margin
+
+    @staticmethod
+    def check_width(width: float, least: int, remark: str = "") -> None:
+        """Refuse a width below the least, or beyond what viewers can show."""
+        expected = f"{least} to {MOST_PIXELS} pixels{remark}"
+        spec = Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected)
+        spec.check("width", width)
 
     def head(self) -> tuple[list[str], float]:
         """Draw the title and the notes; return them and their lower edge."""
@@ -235,7 +249,7 @@ class Page:
         self,
         parts: Iterable[str],
         bottom: float,
-        title: str,
+        name: str,
         described: str,
         motion: Callable[[str], str] | None = None,
     ) -> str:
@@ -246,27 +260,26 @@ class Page:
         parts : iterable of str
         bottom : float
             The lower edge of the drawing, in pixels.
-        title, described : str
-            For screen readers.
+        name, described : str
+            For screen readers. The title of the page comes before the name.
         motion : callable, optional
             The rules that move the drawing, from its id.
         """
         body = "".join(parts)
         width = self.width
         height = round(bottom + self.margin)
-        name = f"minipipe-{crc32(body.encode()):08x}"
-        style = style_sheet(name)
+        drawing = f"minipipe-{crc32(body.encode()):08x}"
+        style = style_sheet(drawing)
         if motion:
-            style += motion(name)
+            style += motion(drawing)
+        size = f'width="{width}" height="{height}"'
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '
-            f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 '
-            f'{width} {height}" '
-            f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" '
-            f'font-size="{number(self.letters.size)}">'
-            f'<title id="{name}-title">{escaped(title)}</title>'
-            f'<desc id="{name}-description">{escaped(described)}</desc>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{drawing}" role="img" '
+            f'aria-labelledby="{drawing}-title {drawing}-description" '
+            f'viewBox="0 0 {width} {height}" {size} '
+            f'font-family="{FONT_FAMILY}" font-size="{number(self.letters.size)}">'
+            f'<title id="{drawing}-title">{escaped(self.title or name)}</title>'
+            f'<desc id="{drawing}-description">{escaped(described)}</desc>'
             f"<style>{style}</style>"
-            f'<rect {paint("ground")} width="{width}" height="{height}" '
-            f'rx="4"/>{body}</svg>\n'
+            f'<rect {paint("ground")} {size} rx="4"/>{body}</svg>\n'
         )

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, pairwise, starmap
 from typing import NamedTuple
 
-from minipipe.core.specs import Spec
 from minipipe.errors import ArgumentError, counted
-from minipipe.io import MOST_PIXELS, escaped
+from minipipe.io import escaped
 from minipipe.render.layout import LogAxis, number
-from minipipe.render.svg.elements import moved, path, path_data, polyline, rect
+from minipipe.render.svg.elements import group, moved, path, path_data, polyline, rect
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 from minipipe.schedules.simulation.comparison import (
@@ -26,6 +25,9 @@ _MOST_ROWS = 12  # the most lines of text between a point and its name
 # A name on a line, or nearer to another point, counts as this many rows away.
 _CROSSED = 2.5
 _MISTAKEN = 3.5
+
+
+Point = tuple[float, float]  # x and y
 
 
 class Box(NamedTuple):
@@ -65,14 +67,14 @@ class Callout(NamedTuple):
     rows: int
 
     @property
-    def near_end(self) -> tuple[float, float]:
+    def near_end(self) -> Point:
         """The end of the name that faces its point."""
         side = self.box.right if self.is_left else self.box.left
         return side, (self.box.top + self.box.bottom) / 2
 
 
 def place_names(
-    points: Sequence[tuple[float, float]],
+    points: Sequence[Point],
     widths: Sequence[float],
     height: float,
     gap: float,
@@ -120,10 +122,7 @@ def place_names(
 
 
 def _cost(
-    place: Callout,
-    point: tuple[float, float],
-    points: Sequence[tuple[float, float]],
-    lines: Sequence[Box],
+    place: Callout, point: Point, points: Sequence[Point], lines: Sequence[Box]
 ) -> float:
     """Return how bad a place is, in rows away from its point."""
     is_crossed = any(map(place.box.overlaps, lines))
@@ -152,17 +151,13 @@ _LEAST_WIDTH = 480  # pixels
 _HEIGHT = 300  # of a panel
 _LEAST_BUBBLE = 1e-3  # a smaller one is drawn there: a logarithmic axis has no 0
 _RADIUS = 4.5  # of a mark
-_CROSS = (
-    f"M{-_RADIUS} {-_RADIUS}L{_RADIUS} {_RADIUS}M{-_RADIUS} {_RADIUS}L{_RADIUS} "
-    f"{-_RADIUS}"
-)
+_CROSS = polyline([(-_RADIUS, -_RADIUS), (_RADIUS, _RADIUS)])
+_CROSS += polyline([(-_RADIUS, _RADIUS), (_RADIUS, -_RADIUS)])
 _SQUARE = f"M{-_RADIUS} {-_RADIUS}H{_RADIUS}V{_RADIUS}H{-_RADIUS}Z"
+_ARC = f"A{_RADIUS} {_RADIUS} 0 1 1"  # half of a circle
 _MARKS = {
     "V": f"M{-_RADIUS - 0.5} {-_RADIUS}H{_RADIUS + 0.5}L0 {_RADIUS + 0.5}Z",
-    "straight": (
-        f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 "
-        f"1 {-_RADIUS} 0Z"
-    ),
+    "straight": f"M{-_RADIUS} 0{_ARC} {_RADIUS} 0{_ARC} {-_RADIUS} 0Z",
 }
 _GAP = 8  # from the middle of a mark to its name
 _DASHES = {"straight": "6 3", "V": "2 2.5"}
@@ -225,30 +220,23 @@ def draw_tradeoff(
     """
     if not drawn:
         raise ArgumentError("Nothing to draw; expected at least one Tradeoff.")
-    pixels = f"{_LEAST_WIDTH} to {MOST_PIXELS} pixels"
-    Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check(
-        "width", width
-    )
-    return _TradeoffPage(drawn, width, title, notes).drawn()
+    Page.check_width(width, _LEAST_WIDTH)
+    page = Page(width, title, notes, Letters(DEFAULT_SIZE))
+    return _TradeoffPage(page, drawn).drawn()
 
 
-class _TradeoffPage(Page):
+class _TradeoffPage:
     """The page of trade-offs: panels above each other on common axes, between ``left``
     and ``right``.
     """
 
-    def __init__(
-        self,
-        drawn: Sequence[Tradeoff],
-        width: int,
-        title: str | None,
-        notes: Sequence[str],
-    ) -> None:
-        super().__init__(width, title, notes, Letters(DEFAULT_SIZE))
+    def __init__(self, page: Page, drawn: Sequence[Tradeoff]) -> None:
+        self.page = page
+        self.letters = page.letters
         self.batches = drawn
         self.choices = [choice for of_batch in drawn for choice in of_batch.choices]
-        self.left = self.margin + 52
-        self.right = width - self.margin
+        self.left = page.margin + 52
+        self.right = page.right
         points = [(choice.memory, choice.bubble) for choice in self.choices]
         for of_batch in drawn:
             points += chain(*of_batch.bounds.values())
@@ -258,11 +246,9 @@ class _TradeoffPage(Page):
 
     def drawn(self) -> str:
         """Return the whole document."""
-        parts, y = self.head()
+        parts, y = self.page.head()
         for of_batch in self.batches:
-            ranks = counted(of_batch.num_ranks, "rank")
-            name = f"{ranks}, {counted(of_batch.num_microbatches, 'microbatch')}"
-            lines, y = self.text([("name", name)], y)
+            lines, y = self.page.text([("name", _name(of_batch))], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
         unit = "the memory unit of the costs"
@@ -271,13 +257,12 @@ class _TradeoffPage(Page):
         label = f"peak of the fullest rank, in {unit}"
         middle = (self.left + self.right) / 2
         parts.append(self.letters.draw("tick", middle, y + 4, label))
-        legend = Legend(self.letters)
-        entries, bottom = legend.draw(
-            self._entries(legend), self.left, self.right, y + 22
-        )
-        described = " ".join([*map(_sentence, self.batches), *self.notes])
-        title = self.title or "Bubble over peak memory"
-        return self.document([*parts, *entries], bottom, title, described)
+        legend = Legend(self.page)
+        entries, bottom = legend.draw(self._entries(legend), self.left, y + 22)
+        described = " ".join([*map(_sentence, self.batches), *self.page.notes])
+        parts += entries
+        name = "Bubble over peak memory"
+        return self.page.document(parts, bottom, name, described)
 
     # -- a panel -----------------------------------------------------------------------
 
@@ -286,16 +271,12 @@ class _TradeoffPage(Page):
         highest.
         """
         yield from self._grid()
-        bounds = {
-            name: self._steps(corners) for name, corners in of_batch.bounds.items()
-        }
-        for name, steps in bounds.items():
-            yield _line(name, polyline(steps))
         best = pareto_front(of_batch.choices)
-        front = self._steps([(choice.memory, choice.bubble) for choice in best])
-        yield _line("front", polyline(front))
+        front = [(choice.memory, choice.bubble) for choice in best]
         lines: list[Box] = []
-        for steps in (*bounds.values(), front):
+        for name, corners in (*of_batch.bounds.items(), ("front", front)):
+            steps = self._steps(corners)
+            yield _line(name, polyline(steps))
             lines += starmap(_around, pairwise(steps))
         yield from self._names(of_batch.choices, lines)
         for choice in of_batch.choices:
@@ -303,7 +284,7 @@ class _TradeoffPage(Page):
             title = f"<title>{escaped(_described(choice, of_batch.counts_microbatches))}</title>"
             yield moved(x, y, [title, _mark(choice.placement, choice.is_searched)])
 
-    def _point(self, choice: TradeoffPoint) -> tuple[float, float]:
+    def _point(self, choice: TradeoffPoint) -> Point:
         return self.x.at(choice.memory), self.y.at(choice.bubble)
 
     def _grid(self) -> Iterator[str]:
@@ -325,14 +306,10 @@ class _TradeoffPage(Page):
             y = self.y.at(bubble) + 4
             yield self.letters.draw("reading", left - 7, y, f"{100 * bubble:g} %")
         label = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
-        yield (
-            f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) '
-            f'rotate(-90)">{label}</g>'
-        )
+        place = f"translate({self.page.margin} {_HEIGHT / 2:g}) rotate(-90)"
+        yield group(f'transform="{place}"', [label])
 
-    def _steps(
-        self, corners: Sequence[tuple[float, float]]
-    ) -> list[tuple[float, float]]:
+    def _steps(self, corners: Sequence[Point]) -> list[Point]:
         """Return the points of a curve of steps through its corners: from the upper
         edge, and on to the right edge.
         """
@@ -352,7 +329,7 @@ class _TradeoffPage(Page):
         label.
         """
         shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
-        labels: list[tuple[tuple[float, float], str]] = []
+        labels: list[tuple[Point, str]] = []
         for point, alike in groupby(shown, self._point):
             names = (choice.name for choice in alike if not choice.is_searched)
             labels.append((point, ", ".join(names)))
@@ -365,7 +342,7 @@ class _TradeoffPage(Page):
             if label and callout is not None:
                 yield self._name(point, label, callout)
 
-    def _name(self, point: tuple[float, float], label: str, callout: Callout) -> str:
+    def _name(self, point: Point, label: str, callout: Callout) -> str:
         box = callout.box
         near, middle = callout.near_end
         parts = []
@@ -400,13 +377,17 @@ class _TradeoffPage(Page):
                 yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
 
 
+def _name(of_batch: Tradeoff) -> str:
+    """Return the name of a panel."""
+    ranks = counted(of_batch.num_ranks, "rank")
+    return f"{ranks}, {counted(of_batch.num_microbatches, 'microbatch')}"
+
+
 def _sentence(of_batch: Tradeoff) -> str:
     """Describe a panel for screen readers."""
     counts = of_batch.counts_microbatches
     choices = "; ".join(_described(choice, counts) for choice in of_batch.choices)
-    ranks = counted(of_batch.num_ranks, "rank")
-    batch = counted(of_batch.num_microbatches, "microbatch")
-    return f"{ranks}, {batch}: {choices}."
+    return f"{_name(of_batch)}: {choices}."
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
@@ -419,9 +400,7 @@ def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
     return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, {figures}"
 
 
-def _between(
-    point: tuple[float, float], end: tuple[float, float]
-) -> list[tuple[float, float]]:
+def _between(point: Point, end: Point) -> list[Point]:
     """Return the ends of a line from the edge of a mark to its name."""
     x, y = point
     end_x, end_y = end
@@ -437,7 +416,7 @@ def _line(name: str, data: str) -> str:
     return path(f"{paint(name)}{dashes}", data)
 
 
-def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
+def _around(start: Point, end: Point) -> Box:
     """Return the rectangle that a horizontal or vertical line takes, with a pixel on
     each side.
     """
