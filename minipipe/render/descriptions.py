@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import MappingProxyType
 
 from minipipe.passes.kinds import KINDS
-from minipipe.render.palette import FILL
 from minipipe.render.panel import Panel
 from minipipe.schedules import Action, ActionKind, Idle, IdleCause, Message, Timeline
 from minipipe.schedules.simulation.timeline import ONE_UNIT
@@ -24,6 +23,9 @@ LATE_RECEIPTS = (
 OVERLAPPED = "overlapped forward and backward, each drawn in half of their time"
 WAYS = ("forward", "backward")
 SENT = MappingProxyType({"forward": "activation sent", "backward": "gradient sent"})
+
+# Their messages are drawn instead.
+_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 
 # The value that another rank gets from an action.
 _CARRIES = {
@@ -234,7 +236,7 @@ def box_entries(
     """
     chunks: dict[ActionKind, set[int]] = {}
     for kind, chunk in boxes:
-        if kind in FILL or not kind.is_communication:  # not a RECV
+        if kind not in _RECEIVES:
             chunks.setdefault(kind, set()).add(chunk)
     for kinds, words in entries_of(chunks):
         shades = [(kinds[0], chunk) for chunk in sorted(chunks[kinds[0]])]

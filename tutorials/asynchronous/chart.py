@@ -82,13 +82,13 @@ def draw_panels(title, rows, names, looks):
                 )
             )
         y += HEIGHT + 66
-    legend = Legend(page.letters)
+    legend = Legend(page)
     middle = number(legend.height / 2)
     entries = [
         Entry(line_of(f"M0 {middle}H{legend.width}", *look), names[name])
         for name, look in looks.items()
     ]
-    drawn_entries, bottom = legend.draw(entries, page.margin, WIDTH - page.margin, y)
+    drawn_entries, bottom = legend.draw(entries, page.margin, y)
     ends = (
         f"{panel.title}: "
         + ", ".join(
