@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = adder(parser, "grade")
     add("submissions", type=file_path, nargs="*")
     add("--only", action="append")
-    add("--time-limit", type=float, default=TIME_LIMIT)
+    add("--time-limit", type=float, default=TIME_LIMIT, usual=f"{TIME_LIMIT:g}")
     add("--source", type=file_path)
     add("--jobs", spec=COUNT)
     add("--leaderboard", type=file_path)

@@ -54,7 +54,7 @@ class Sight:
         pairs = zip(self.timeline.spans, draft.rows)
         spans = tuple(spans[: len(row)] for spans, row in pairs)
         self.placed = replace(self.timeline, spans=spans)
-        self.ends = [row[-1].end if row else 0.0 for row in spans]
+        self.ends = [max((span.end for span in row), default=0.0) for row in spans]
         self.end = max(self.ends)
 
     @property
