@@ -83,7 +83,7 @@ def test_its_first_two_commands_have_one_line_each():
         f"Try it in a clone of this repository (about a minute):\n\n```sh\n{run_line}"
         in README
     )
-    assert f"Run the tests (about four minutes):\n\n```sh\n{test_line}" in README
+    assert f"Run the tests (about three minutes):\n\n```sh\n{test_line}" in README
     for line in (run_line, test_line):
         assert line.count("\n") == 1
         assert line.startswith(
