@@ -31,7 +31,9 @@ class Running:
         self, end: Callable[[Any], object], workers: int | None = None
     ) -> None:
         self._end = end
-        self._pool = ThreadPoolExecutor(workers or cpu_count())
+        if workers is None:
+            workers = cpu_count()
+        self._pool = ThreadPoolExecutor(workers)
         self._running: set[Any] = set()
         self._are_over = False
 

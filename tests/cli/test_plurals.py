@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.errors import counted
-from tests.launch import ROOT, needs_mpi, slowly
+from tests.launch import ROOT, needs_mpi
 from tests.trace.written import recorded
 
 ONE = ("--ranks", 1, "--microbatches", 1)
@@ -48,9 +48,7 @@ WRONG = re.compile(rf"(?<![\d.,:-])\b1 ([a-z]+ )?({'|'.join(NOUNS)})(es|s)\b")
 
 @pytest.mark.slow
 @needs_mpi
-@pytest.mark.parametrize(
-    "name", [slowly(name) if name == "paper" else name for name in COMMANDS]
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_one_thing_is_never_followed_by_a_plural(name, ask, tmp_path, monkeypatch):
     """The story: `1 schedules`, `1 ranks`."""
     monkeypatch.chdir(tmp_path)

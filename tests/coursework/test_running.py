@@ -54,3 +54,8 @@ def test_results_have_the_order_of_the_items_and_an_exception_is_raised():
         ]
     with pytest.raises(ZeroDivisionError), Running(print) as running:
         running.map(divmod, [1, 1, 1], [1, 0, 1])
+
+
+def test_no_worker_is_not_taken_for_the_usual_number():
+    with pytest.raises(ValueError, match="greater than 0"):
+        Running(print, workers=0)

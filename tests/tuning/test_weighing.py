@@ -13,7 +13,6 @@ from minipipe.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
 from minipipe.tuning.weighing import Weighing, candidates, searched_schedule
-from tests.launch import slowly
 from tests.tuning.invented import asked, measured, model
 
 
@@ -268,7 +267,7 @@ def test_a_search_tries_as_many_schedules_on_a_slower_machine_until_that_is_very
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [slowly(inf), 2000])
+@pytest.mark.parametrize("limit", [inf, 2000])
 def test_searched_schedules_keep_the_bits_of_one_process_and_the_best_the_limit(limit):
     found = advice(limit, seconds=0.4, held=40)
     searched = [

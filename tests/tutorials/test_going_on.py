@@ -46,12 +46,12 @@ def break_off(folder):
     [
         # in the middle of the second epoch of 23 steps
         (DIGITS, 30, (1, 2), ["--schedule", "zb-h1"]),
-        slowly(DIGITS, 30, (2, 3), ["--schedule", "zb-h1"]),
-        slowly(DIGITS, 23, (4, 1), []),
-        slowly(DIGITS, 5, (1, 4), ["--schedule", "gpipe"]),
-        slowly(TEXT, 4, (4, 2), ["--recompute"]),
-        slowly(TEXT, 5, (1, 3), ["--schedule", "gpipe"]),
-        slowly(TEXT, 2, (2, 4), ["--schedule", "interleaved-1f1b"]),
+        (DIGITS, 30, (2, 3), ["--schedule", "zb-h1"]),
+        (DIGITS, 23, (4, 1), []),
+        (DIGITS, 5, (1, 4), ["--schedule", "gpipe"]),
+        (TEXT, 4, (4, 2), ["--recompute"]),
+        (TEXT, 5, (1, 3), ["--schedule", "gpipe"]),
+        (TEXT, 2, (2, 4), ["--schedule", "interleaved-1f1b"]),
     ],
 )
 def test_what_was_broken_off_ends_with_the_loss_of_what_was_not(

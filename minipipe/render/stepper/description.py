@@ -430,10 +430,14 @@ def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
-    data = message._asdict()
-    del data["was_awaited"], data["size"]
-    actions = {name: str(data[name]) for name in ("value", "used_by")}
-    return {**data, **actions, "has_arrived": message.arrived <= time}
+    names = ("source", "destination", "sent", "arrived")
+    about = {name: getattr(message, name) for name in names}
+    return {
+        "value": str(message.value),
+        "used_by": str(message.used_by),
+        **about,
+        "has_arrived": message.arrived <= time,
+    }
 
 
 _FIGURES = ("makespan", "bubble_fraction", "peak_activations", "peak_memory")
